@@ -1,0 +1,10 @@
+// One function per verb family: adds its bindings to the module.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace mxmoe {
+void bind_quantize(pybind11::module_& m);
+void bind_grouped_mm(pybind11::module_& m);
+void bind_route(pybind11::module_& m);
+void bind_rows(pybind11::module_& m);  // permute, unpermute, swiglu and their backward forms
+}  // namespace mxmoe

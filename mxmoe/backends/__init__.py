@@ -1,0 +1,76 @@
+"""Backends: each is a module with one function per verb, all of the same signature, and `SUPPORTS`.
+
+The functions get plain, already checked tensors on one device and *fill* preallocated outputs (names ending in `_out`, or the
+documented output arguments); they never allocate results and never validate. The contract below is the whole interface; what each
+verb means is in `mxmoe/ops.py`, its bits in docs/numerics.md. `None` marks an absent operand or an output that is not wanted.
+
+Shapes: B batch (experts of a weight, else 1), R rows, L row length, M/O/C rows, outputs and contraction of a GEMM, E experts,
+T tokens, K top-k, N = T * K routed rows, D model width, F expert width, G = 2F. `block` is 32 or 16 by format; 4-bit values are
+packed two per byte along their contraction axis. `offs` is int32 (E,), cumulative ends; rows past `offs[-1]` are never read.
+
+    quantize(x_BRL, offs_E, format, options: QuantizeOptions, row: Copy | None, column: Copy | None)
+        Fills the copies. `Copy = (values, scales, global_scale)`, global_scale None for MX formats.
+        row:    values (B, R, L) or packed (B, R, ceil(L/2)); scales (B, R, ceil(L/block));
+                global (B, R) for scope row, (1,) tensor, (B,) group, or (E,) group with offs.
+        column: values (B, P, L) for 8 bits, transposed and packed (B, L, ceil(P/2)) for 4; scales (B, L, ceil(P/block));
+                P = R, or with offs layout.padded_rows(R, E): group g starts at layout.padded_starts(offs)[g], padding bytes 0.
+                global (1,), (B,) or (E,).
+        With offs B is 1; the row copy stays in place; rows past offs[-1] get value and scale bytes 0 (and global scale 0).
+        Scales here are always plain (line, block); the blocked layout is made by swizzle_scales.
+    dequantize(values, scales, global_scale, offs, format, axis, scope, out_BRL)
+        The inverse of one Copy as above; out is FP32, BF16 or FP16.
+    swizzle_scales(plain, blocked, offs_E, axis, inverse: bool)
+        plain (B, lines, blocks) uint8 -> blocked (B, bytes) uint8 (padding 0), or back when inverse. With offs the groups of
+        NUMERICS "Groups": row copy: group g's lines start at blocked line padded_starts[g]; column copy: group g's blocks are
+        a blocked matrix of their own starting at byte padded_lines * padded_starts[g] / block, block = 32 or 16 from `format`.
+    route(logits_TE, bias_E, replay_TK, top_k, score, num_groups, groups_kept, normalize, scale, replay_threshold,
+          ids_out_TK, weights_out_TK, probs_out_E, z_out)
+        logits, bias FP32; replay and ids int32; weights FP32. probs_out: mean over tokens of the normalised scores;
+        z_out (1,): mean over tokens of logsumexp(logits)^2.
+    sort_by_expert(ids_TK, num_experts, counts_out_E, offs_out_E, permutation_out_N, inverse_out_TK)
+        Stable order by (expert, slot), slot = t * K + k; ids outside [0, E) have no row: inverse -1; permutation past the
+        last row is -1. All int32.
+    route_backward(logits_TE, ids_TK, weights_grad_TK, probs_grad_E, z_grad, score, normalize, scale, logits_grad_out_TE)
+    permute(x_TD, permutation_N, top_k, out_ND)                  row n = x[permutation[n] // K], zero where -1
+    unpermute(y_ND, inverse_TK, weights_TK, out_TD)              FP32 sum over k ascending of weights * row; weights None: 1
+    unpermute_backward(dy_TD, y_ND, permutation_N, weights_TK, rows_grad_out_ND, weights_grad_out_TK)
+        rows_grad = rounded(w * dy), zero where -1; weights_grad = FP32 dot(dy, y row), 0 where no expert (y None: not made)
+    grouped_mm(a: Operand, b: Operand, offs_E, bias_EO, out_MO)
+        out[r] = a[r] . b[e]^T (+ bias[e]) for the rows of group e; rows past offs[-1] are zero.
+    grouped_mm_wgrad(a: Operand, b: Operand, offs_E, padded: bool, accumulate: bool, out_EOC)
+        out[e] (+)= sum over the group's contraction of a (O, P) times b (C, P); lines contract along their last axis. padded:
+        group e starts at padded_starts[e] (column copies), else at offs[e-1].
+    swiglu(h_NG, offs_E, activation: SwiGLU, interleaved: bool, out_NF)
+    swiglu_backward(da_NF, h_NG, offs_E, activation, interleaved, dh_out_NG)
+    moe_decode(x: Operand, ids_TK, weights_TK, w13: Operand, b13, w2: Operand, b2, activation, interleaved, act_format,
+               act_options, out_TD)
+
+`Operand = (values, scales, global_scale, format)`: values as a (lines, contraction) view (weights (E, O, contraction)), any of the
+last two strides may be 1 (packed 4-bit values always contract along a unit stride); scales (lines, blocks) plain; global_scale
+FP32 expanded to one per line (or (E,) in wgrad); for "fp32", "bf16", "fp16" operands scales and global_scale are None.
+"""
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+BACKENDS = ("reference", "host")
+
+
+@cache
+def get(name: str) -> ModuleType:
+    """The backend module of that name; ImportError with the reason where it is not usable here."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {name!r}")
+    return importlib.import_module(f"mxmoe.backends.{name}")
+
+
+def resolve(name: str, device_type: str) -> str:
+    """'auto' -> the fast backend of the device; an explicit name is kept (it never falls back)."""
+    if name != "auto":
+        if name not in BACKENDS:
+            raise ValueError(f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {name!r}")
+        return name
+    if device_type == "cpu":
+        return "host"
+    raise NotImplementedError(f"backend='auto' has no backend for device {device_type!r}; available: {', '.join(BACKENDS)}")
