@@ -1,0 +1,33 @@
+"""Loads the compiled core and holds what every host verb passes to it: the instruction set and the thread count."""
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+try:
+    from mxmoe import _C
+except ImportError as error:  # named again, with what to do, where a verb is asked for
+    raise ImportError(
+        f"the host backend needs the compiled core mxmoe._C ({getattr(error, 'path', None) or 'not built'}), which failed to "
+        f"load: {error}. Rebuild it with `pip install -e .`, or ask for backend='reference'."
+    ) from error
+
+_isa = ContextVar("mxmoe_isa", default="auto")
+
+
+@contextmanager
+def use_isa(name: str):
+    """Run host verbs with this instruction set ("portable", "avx2", "avx512"); for tests and measurements."""
+    if name not in _C.isas():
+        raise ValueError(f"isa must be one of {', '.join(_C.isas())} on this CPU, got {name!r}")
+    token = _isa.set(name)
+    try:
+        yield
+    finally:
+        _isa.reset(token)
+
+
+def execution() -> tuple[str, int]:
+    """(isa, threads): the last two arguments of every binding."""
+    return _isa.get(), torch.get_num_threads()
