@@ -29,3 +29,9 @@ def offs_from_sizes(sizes: Tensor) -> Tensor:
 def offs_from_indptr(indptr: Tensor) -> Tensor:
     """indptr (E + 1,), starting at 0 -> int32 cumulative end offsets (E,)."""
     return indptr[1:].to(torch.int32)
+
+
+def blocked_bytes(lines: int, blocks: int, num_groups: int | None = None) -> int:
+    """Bytes of the blocked scale matrix of (lines, blocks) scales: lines padded to 128 (per group when grouped), blocks to 4."""
+    padded_lines = -(-lines // 128) * 128 if num_groups is None else padded_rows(lines, num_groups)
+    return padded_lines * (-(-blocks // 4) * 4)

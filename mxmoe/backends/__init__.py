@@ -19,10 +19,10 @@ packed two per byte along their contraction axis. `offs` is int32 (E,), cumulati
         Scales here are always plain (line, block); the blocked layout is made by swizzle_scales.
     dequantize(values, scales, global_scale, offs, format, axis, scope, out_BRL)
         The inverse of one Copy as above; out is FP32, BF16 or FP16.
-    swizzle_scales(plain, blocked, offs_E, axis, inverse: bool)
+    swizzle_scales(plain, blocked, offs_E, axis, block: int, inverse: bool)
         plain (B, lines, blocks) uint8 -> blocked (B, bytes) uint8 (padding 0), or back when inverse. With offs the groups of
         NUMERICS "Groups": row copy: group g's lines start at blocked line padded_starts[g]; column copy: group g's blocks are
-        a blocked matrix of their own starting at byte padded_lines * padded_starts[g] / block, block = 32 or 16 from `format`.
+        a blocked matrix of their own starting at byte padded_lines * padded_starts[g] / block (block = 32 or 16, padded_lines a multiple of 128).
     route(logits_TE, bias_E, replay_TK, top_k, score, num_groups, groups_kept, normalize, scale, replay_threshold,
           ids_out_TK, weights_out_TK, probs_out_E, z_out)
         logits, bias FP32; replay and ids int32; weights FP32. probs_out: mean over tokens of the normalised scores;
