@@ -34,8 +34,9 @@ def cmake_program() -> str:
         return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
     found = shutil.which("cmake")
     if not found:
-        sys.exit("mxmoe: cmake is missing. Install it (`pip install cmake ninja pybind11`) or install without "
-                 "--no-build-isolation.")
+        sys.exit(
+            "mxmoe: cmake is missing. Install it (`pip install cmake ninja pybind11`) or install without --no-build-isolation."
+        )
     return found
 
 

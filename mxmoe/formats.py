@@ -6,13 +6,10 @@ Microscaling v1.0) a power of two (E8M0), NVFP4 an E4M3 number times one FP32 gl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-from mxmoe import layout
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The functions get plain, already checked tensors on one device and *fill* preallocated outputs (names ending in `_out`, or the
 documented output arguments); they never allocate results and never validate. The contract below is the whole interface; what each
-verb means is in `mxmoe/ops.py`, its bits in docs/numerics.md. `None` marks an absent operand or an output that is not wanted.
+verb means is in `mxmoe/ops`, its bits in docs/numerics.md. `None` marks an absent operand or an output that is not wanted.
 
 Shapes: B batch (experts of a weight, else 1), R rows, L row length, M/O/C rows, outputs and contraction of a GEMM, E experts,
 T tokens, K top-k, N = T * K routed rows, D model width, F expert width, G = 2F. `block` is 32 or 16 by format; 4-bit values are
@@ -22,7 +22,7 @@ packed two per byte along their contraction axis. `offs` is int32 (E,), cumulati
     swizzle_scales(plain, blocked, offs_E, axis, block: int, inverse: bool)
         plain (B, lines, blocks) uint8 -> blocked (B, bytes) uint8 (padding 0), or back when inverse. With offs the groups of
         NUMERICS "Groups": row copy: group g's lines start at blocked line padded_starts[g]; column copy: group g's blocks are
-        a blocked matrix of their own starting at byte padded_lines * padded_starts[g] / block (block = 32 or 16, padded_lines a multiple of 128).
+        a blocked matrix of their own starting at byte padded_lines * padded_starts[g] / block (padded_lines: multiple of 128).
     route(logits_TE, bias_E, replay_TK, top_k, score, num_groups, groups_kept, normalize, scale, replay_threshold,
           ids_out_TK, weights_out_TK, probs_out_E, z_out)
         logits, bias FP32; replay and ids int32; weights FP32. probs_out: mean over tokens of the normalised scores;
