@@ -25,6 +25,11 @@ class Format:
     scales_dtype: torch.dtype
     has_global_scale: bool = False
 
+    @property
+    def scale_element(self) -> str:
+        """Name of the block scale's own format."""
+        return "e4m3" if self.has_global_scale else "e8m0"
+
 
 FORMATS = {
     f.name: f
@@ -35,6 +40,7 @@ FORMATS = {
         Format("nvfp4", "e2m1", 16, 6.0, 4, torch.uint8, torch.float8_e4m3fn, has_global_scale=True),
     )
 }
+HADAMARD_SIGNS = 0x5C2B  # bit j set: element j of 16 is negated before the butterflies
 HIGH_PRECISION = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

@@ -14,10 +14,15 @@ def padded_rows(num_rows: int, num_groups: int) -> int:
     return (num_rows + (GROUP_ALIGNMENT - 1) * num_groups) // GROUP_ALIGNMENT * GROUP_ALIGNMENT
 
 
+def padded_sizes(offs: Tensor) -> Tensor:
+    """int32 (E,): rows of each group, padded to a multiple of 128."""
+    sizes = torch.diff(offs, prepend=offs.new_zeros(1))
+    return (sizes + GROUP_ALIGNMENT - 1) // GROUP_ALIGNMENT * GROUP_ALIGNMENT
+
+
 def padded_starts(offs: Tensor) -> Tensor:
     """int32 (E,): first padded row of each group, 128 * sum of ceil(m_i / 128) over i < g."""
-    sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    padded = (sizes + GROUP_ALIGNMENT - 1) // GROUP_ALIGNMENT * GROUP_ALIGNMENT
+    padded = padded_sizes(offs)
     return (padded.cumsum(0) - padded).to(torch.int32)
 
 
@@ -35,3 +40,22 @@ def blocked_bytes(lines: int, blocks: int, num_groups: int | None = None) -> int
     """Bytes of the blocked scale matrix of (lines, blocks) scales: lines padded to 128 (per group when grouped), blocks to 4."""
     padded_lines = -(-lines // 128) * 128 if num_groups is None else padded_rows(lines, num_groups)
     return padded_lines * (-(-blocks // 4) * 4)
+
+
+def blocked_offset(line, block, num_blocks):
+    """Byte of the scale (line, block) in the blocked matrix of `num_blocks` blocks per line. ints, or int tensors that broadcast.
+
+    512-byte tiles of 128 lines x 4 blocks follow each other along the blocks, then along the lines; in a tile line r and block k
+    lie at (r % 32) * 16 + (r // 32) * 4 + k.
+    """
+    tile = line // 128 * ((num_blocks + 3) // 4) + block // 4
+    r = line % 128
+    return 512 * tile + r % 32 * 16 + r // 32 * 4 + block % 4
+
+
+def blocked_position(offset, num_blocks):
+    """(line, block) of a byte of the blocked matrix, the inverse of `blocked_offset`; padding lies past the lines or blocks."""
+    tiles_across = (num_blocks + 3) // 4
+    tile, byte = offset // 512, offset % 512
+    line = tile // tiles_across * 128 + byte % 16 // 4 * 32 + byte // 16
+    return line, tile % tiles_across * 4 + byte % 4

@@ -17,6 +17,8 @@ packed two per byte along their contraction axis. `offs` is int32 (E,), cumulati
                 global (1,), (B,) or (E,).
         With offs B is 1; the row copy stays in place; rows past offs[-1] get value and scale bytes 0 (and global scale 0).
         Scales here are always plain (line, block); the blocked layout is made by swizzle_scales.
+        four_six picks by the error of elements rounded to nearest even, also with a seed. block_2d: the column copy is the row
+        copy turned (stochastic with copy id 0; a four_six error sums each row of the tile by its tree, then the 16 rows by one).
     dequantize(values, scales, global_scale, offs, format, axis, scope, out_BRL)
         The inverse of one Copy as above; out is FP32, BF16 or FP16.
     swizzle_scales(plain, blocked, offs_E, axis, block: int, inverse: bool)

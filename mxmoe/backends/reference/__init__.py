@@ -1,23 +1,31 @@
 """The definition: every verb in plain PyTorch, written for reading, run on any device."""
 
+from mxmoe.backends.reference.quantize import dequantize, quantize
 from mxmoe.backends.reference.route import route, route_backward, sort_by_expert
 from mxmoe.backends.reference.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
+from mxmoe.backends.reference.swizzle import swizzle_scales
+from mxmoe.formats import FORMATS
 
+_QUANTIZE = ("quantize", "dequantize", "swizzle_scales")
 _ROWS = ("permute", "unpermute", "unpermute_backward", "swiglu", "swiglu_backward")
 
 SUPPORTS: frozenset[tuple[str, str]] = frozenset(
     {("route", "fp32"), ("route_backward", "fp32"), ("sort_by_expert", "int32")}
     | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
+    | {(verb, format) for verb in _QUANTIZE for format in FORMATS}
 )  # (verb, format)
 
 __all__ = [
     "SUPPORTS",
+    "dequantize",
     "permute",
+    "quantize",
     "route",
     "route_backward",
     "sort_by_expert",
     "swiglu",
     "swiglu_backward",
+    "swizzle_scales",
     "unpermute",
     "unpermute_backward",
 ]

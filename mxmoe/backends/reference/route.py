@@ -60,9 +60,7 @@ def _filter_replay(replay: Tensor, own: Tensor, scores: Tensor, threshold: float
     limit = scores.gather(1, own.long()).amin(-1, keepdim=True) * threshold
     implausible = valid & (scores.gather(1, replay.long().clamp(0, num_experts - 1)) < limit)
     present = ((own[:, :, None] == replay[:, None, :]) & (valid & ~implausible)[:, None, :]).any(-1)
-    candidates = own.gather(
-        1, present.to(torch.int8).argsort(dim=-1, stable=True)
-    )  # those not present first, in rank order
+    candidates = own.gather(1, present.to(torch.int8).argsort(dim=-1, stable=True))  # those not present first, in rank order
     turn = (implausible.long().cumsum(-1) - 1).clamp(min=0)
     return torch.where(implausible, candidates.gather(1, turn), replay)
 
