@@ -1,0 +1,44 @@
+"""mxmoe: low-precision Mixture-of-Experts compute (MXFP8, NVFP4), the same bytes on every backend. Start at `moe_layer`."""
+
+from mxmoe import ops
+from mxmoe.formats import MXTensor
+from mxmoe.layer import PreparedExperts, moe_experts, moe_layer, prepare_experts
+from mxmoe.linear import linear
+from mxmoe.module import MoE
+from mxmoe.ops import (
+    dequantize,
+    grouped_mm,
+    grouped_mm_wgrad,
+    permute,
+    quantize,
+    route,
+    swiglu,
+    swizzle_scales,
+    unpermute,
+)
+from mxmoe.recipes import Recipe, SwiGLU
+from mxmoe.routing import Routing
+
+__version__ = "0.1.0"
+__all__ = [
+    "MXTensor",
+    "MoE",
+    "PreparedExperts",
+    "Recipe",
+    "Routing",
+    "SwiGLU",
+    "dequantize",
+    "grouped_mm",
+    "grouped_mm_wgrad",
+    "linear",
+    "moe_experts",
+    "moe_layer",
+    "ops",
+    "permute",
+    "prepare_experts",
+    "quantize",
+    "route",
+    "swiglu",
+    "swizzle_scales",
+    "unpermute",
+]

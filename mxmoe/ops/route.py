@@ -58,7 +58,7 @@ def route(
         raise ValueError(f"capacity_factor must be None: routing is dropless, no token is ever dropped, got {capacity_factor!r}")
     check_tensor("logits", logits, 2)
     tokens, num_experts = logits.shape
-    _check_selection(top_k, num_experts, num_groups, groups_kept)
+    check_selection(top_k, num_experts, num_groups, groups_kept)
     check_choice("score", score, ("softmax", "sigmoid"))
     if bias is not None:
         check_tensor("bias", bias, 1, (torch.float32,), logits)
@@ -124,7 +124,8 @@ def check_ids(name: str, ids: Tensor, like: Tensor | None = None) -> Tensor:
     return ids.clamp(-1, 2**31 - 1).to(torch.int32).contiguous() if ids.dtype == torch.int64 else ids.contiguous()
 
 
-def _check_selection(top_k, num_experts, num_groups, groups_kept):
+def check_selection(top_k: int, num_experts: int, num_groups: int = 1, groups_kept: int = 1):
+    """ValueError where so many experts cannot be selected."""
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k must be between 1 and the number of experts ({num_experts}), got {top_k}")
     if num_groups < 1 or num_experts % num_groups:

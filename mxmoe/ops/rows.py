@@ -27,7 +27,7 @@ def _unpermute(y, inverse, weights, out, backend):
 
 
 @fill_op(
-    "unpermute_backward(Tensor dy, Tensor? y, Tensor permutation, Tensor weights, Tensor(a!) rows_grad, "
+    "unpermute_backward(Tensor dy, Tensor? y, Tensor permutation, Tensor? weights, Tensor(a!) rows_grad, "
     "Tensor(b!)? weights_grad, str backend)"
 )
 def _unpermute_backward(dy, y, permutation, weights, rows_grad, weights_grad, backend):
@@ -106,10 +106,10 @@ def unpermute_backward(
     check_tensor("dy", dy, 2)
     tokens, top_k = routing.ids.shape
     check_shape("dy", dy, (tokens, dy.shape[1]))
-    if weights is None:
-        weights = torch.ones(tokens, top_k, device=dy.device)
-    check_tensor("weights", weights, 2, (torch.float32,), dy)
-    check_shape("weights", weights, (tokens, top_k))
+    if weights is not None:
+        check_tensor("weights", weights, 2, (torch.float32,), dy)
+        check_shape("weights", weights, (tokens, top_k))
+        weights = weights.contiguous()
     if y is not None:
         check_tensor("y", y, 2, FLOATS, dy)
         check_shape("y", y, (tokens * top_k, dy.shape[1]))
@@ -117,7 +117,7 @@ def unpermute_backward(
     name = backend_for(backend, dy, "unpermute_backward", dtype_format(dy))
     rows = torch.empty(tokens * top_k, dy.shape[1], dtype=rows_dtype or dy.dtype, device=dy.device)
     weights_grad = None if y is None else torch.empty(tokens, top_k, device=dy.device)
-    OPS.unpermute_backward(_unit_stride(dy), y, routing.permutation, weights.contiguous(), rows, weights_grad, name)
+    OPS.unpermute_backward(_unit_stride(dy), y, routing.permutation, weights, rows, weights_grad, name)
     return rows, weights_grad
 
 

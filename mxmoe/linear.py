@@ -1,0 +1,80 @@
+"""`linear`: y = x . w^T through grouped_mm with one group, so that a row's bytes do not depend on the other rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mxmoe import backends, ops
+from mxmoe.checks import FLOATS, check_tensor
+from mxmoe.experts import dgrad_operand, make_operand, make_operands, weight_grad
+from mxmoe.ops.registration import LIBRARY, OPS
+from mxmoe.recipes import RECIPES, Recipe, get_recipe
+
+
+def linear(
+    x: Tensor, w: Tensor, *, recipe: str | Recipe = "bf16", out_dtype: torch.dtype | None = None, backend: str = "auto"
+) -> Tensor:
+    """y = x . w^T: x (..., C), w (O, C) -> (..., O) of out_dtype (default x's). Operands in the recipe's formats.
+
+    Differentiable in x and w. The same bytes for a row alone or in any batch. Raises TypeError, ValueError.
+    """
+    check_tensor("x", x, tuple(range(1, 16)))
+    check_tensor("w", w, 2, FLOATS, x)
+    if x.shape[-1] != w.shape[1]:
+        raise ValueError(f"x must have w's {w.shape[1]} columns, got shape {tuple(x.shape)}")
+    name = backends.resolve(backend, x.device.type)
+    flat = x.reshape(-1, x.shape[-1])
+    needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, w)]
+    y = OPS.linear(flat, w, get_recipe(recipe).name, out_dtype or x.dtype, needs, name)
+    return y.reshape(*x.shape[:-1], w.shape[0])
+
+
+LIBRARY.define("linear(Tensor x, Tensor w, str recipe, ScalarType out_dtype, bool[] needs, str backend) -> Tensor")
+LIBRARY.define("linear_backward(Tensor dy, Tensor x, Tensor w, str recipe, bool[] needs, str backend) -> Tensor[]")
+
+
+def _one_group(x: Tensor) -> Tensor:
+    return torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+
+
+def _linear(x, w, recipe, out_dtype, needs, backend):
+    r = RECIPES[recipe]
+    offs = _one_group(x)
+    x_row = make_operand(x, r.forward, "row", offs, backend)
+    w_row = make_operand(w.unsqueeze(0), r.forward, "row", None, backend)
+    return ops.grouped_mm(x_row, w_row, offs, out_dtype=out_dtype, backend=backend)
+
+
+def _linear_backward(dy, x, w, recipe, needs, backend):
+    r = RECIPES[recipe]
+    offs = _one_group(x)
+    dy_row, dy_col = make_operands(
+        dy.to(r.compute_dtype), r.backward if needs[0] else None, r.backward if needs[1] else None, offs, backend
+    )
+    grads = []
+    if needs[0]:
+        w_t = dgrad_operand(w.unsqueeze(0), r, backend)
+        grads.append(ops.grouped_mm(dy_row, w_t, offs, out_dtype=x.dtype, backend=backend))
+    if needs[1]:
+        x_col = make_operand(x, r.backward, "column", offs, backend)
+        grads.append(weight_grad(dy_col, x_col, offs, w.dtype, backend).squeeze(0))
+    return grads
+
+
+def _setup(ctx, inputs, output):
+    x, w, recipe, _, needs, backend = inputs
+    ctx.save_for_backward(x, w)
+    ctx.options = (recipe, needs, backend)
+
+
+def _backward(ctx, dy):
+    recipe, needs, backend = ctx.options
+    made = iter(OPS.linear_backward(dy, *ctx.saved_tensors, recipe, needs, backend))
+    return *(next(made) if n else None for n in needs), None, None, None, None
+
+
+for _name, _body in (("linear", _linear), ("linear_backward", _linear_backward)):
+    LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mxmoe::{_name}", _body, lib=LIBRARY)
+torch.library.register_autograd("mxmoe::linear", _backward, setup_context=_setup, lib=LIBRARY)
