@@ -222,7 +222,7 @@ def moe_layer(
 
     x (..., D); router (E, D), whose logits are FP32 and do not depend on the rest of the batch; w13 (E, 2F, D), w2 (E, D, F).
     score ("softmax" | "sigmoid"), bias, num_groups, groups_kept, normalize, scale, replay (..., K), replay_threshold: as
-    `mxmoe.ops.route`; the others as `moe_experts`. shared: (w13 (2F', D), w2 (D, F')) of an expert that every token passes.
+    `mxmoe.ops.route`; others as `moe_experts`. shared: (w13 (2F', D), w2 (D, F')) of an expert that every token passes.
     The Routing's fields are flat over the leading shape; its loss terms are differentiable. Dropless: a capacity factor is refused.
 
         >>> import torch; from mxmoe import moe_layer

@@ -40,11 +40,11 @@ class QuantizedWeight(nn.Module):
 
 
 class MoE(nn.Module):
-    """A Mixture-of-Experts layer with router, experts, optional shared expert and optional selection bias.
+    """A Mixture-of-Experts layer: router, experts, optional shared expert and selection bias.
 
-    dim D, expert_dim F, num_experts E, top_k K; shared_dim: width of the shared expert, 0 for none. The other options are those of
-    `moe_layer`. Parameters: router (E, D), w13 (E, 2F, D), w2 (E, D, F), shared_w13, shared_w2, b13, b2; buffer selection_bias (E,),
-    FP32 whatever dtype the module is cast to. `forward(x)` gives (y, Routing). `prepare()` quantizes the experts once until they
+    dim D, expert_dim F, num_experts E, top_k K; shared_dim: width of the shared expert, 0 for none. The other options are those
+    of `moe_layer`. Parameters: router (E, D), w13 (E, 2F, D), w2 (E, D, F), shared_w13, shared_w2, b13, b2; buffer
+    selection_bias (E,), FP32 whatever dtype the module is cast to. `forward(x)` gives (y, Routing). `prepare()` quantizes the experts once until they
     change; `quantize_(format)` replaces them for good by their quantized form (frozen). ValueError on impossible sizes.
     """
 

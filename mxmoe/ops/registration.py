@@ -28,8 +28,13 @@ def fill_op(schema: str):
 
 
 def backend_for(name: str, like: Tensor, verb: str, format: str) -> str:
-    """The backend's name, after checking that it has this verb for this format."""
-    resolved = backends.resolve(name, like.device.type)
+    """The name of the backend of `like`'s device, after checking that it has this verb for this format."""
+    return _backend_with(name, like.device.type, verb, format)
+
+
+@torch.compiler.assume_constant_result
+def _backend_with(name: str, device_type: str, verb: str, format: str) -> str:
+    resolved = backends.resolve(name, device_type)
     if (verb, format) not in backends.get(resolved).SUPPORTS:
         raise NotImplementedError(f"backend {resolved!r} has no {verb} for format {format!r}")
     return resolved
