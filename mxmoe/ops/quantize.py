@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mxmoe import backends, layout
 from mxmoe.checks import check_choice, check_offs, check_offs_values, check_out, check_tensor
-from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor, QuantizeOptions
+from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor, QuantizeOptions, copy_shapes
 from mxmoe.ops.registration import OPS, backend_for, fill_op
 
 
@@ -139,25 +139,6 @@ def _check_options(x, f, axis, offs, o: QuantizeOptions):
             and any(end % 16 for end in offs.tolist())
         ):
             raise ValueError(f"hadamard needs every group to be a multiple of 16 rows, got offs {offs.tolist()}")
-
-
-def copy_shapes(shape, f, axis: str, num_groups: int | None, scope: str):
-    """Shapes of (values, scales, global_scale or None) of one copy of an array of `shape`; num_groups None: no offs."""
-    *batch, rows, cols = shape
-    batch = tuple(batch)
-    if axis == "row":
-        lines, length = rows, cols
-        values = (*batch, rows, -(-cols // 2) if f.bits == 4 else cols)
-    else:
-        lines, length = cols, rows if num_groups is None else layout.padded_rows(rows, num_groups)
-        values = (*batch, cols, -(-length // 2)) if f.bits == 4 else (*batch, length, cols)
-    scales = (*batch, lines, -(-length // f.block))
-    if not f.has_global_scale:
-        return values, scales, None
-    if scope == "row":
-        return values, scales, (*batch, lines)
-    groups = batch[0] if num_groups is None and batch else num_groups
-    return values, scales, ((1,) if scope == "tensor" else (groups,))
 
 
 def _empty_copy(x, f, axis, offs, options) -> MXTensor:
