@@ -1,0 +1,124 @@
+// FP32, BF16 and FP16 elements in memory as vectors of FP32: load exactly, store with one rounding to nearest even.
+#pragma once
+#include <type_traits>
+
+#include "host/simd.h"
+#include "tensor.h"
+
+namespace mxmoe::host::MXMOE_ISA {
+
+template <DType D>
+using stored = std::conditional_t<D == DType::kF32, float, uint16_t>;
+
+MXMOE_INLINE uint16_t f16_of(float x) {
+  uint32_t b = bits_of(x), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds past 65504
+  if (magnitude < 0x38800000u)  // subnormal: adding 0.5 leaves the rounded count of 2^-24 in the low bits
+    return static_cast<uint16_t>(sign | (bits_of(f32_of(magnitude) + 0.5f) - bits_of(0.5f)));
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+// The masked forms, because GCC 12 warns of an undefined operand inside the plain ones.
+MXMOE_INLINE f32 f32_from_f16(u16h x) {
+#if defined(MXMOE_ISA_AVX512)
+  return (f32)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
+#elif defined(MXMOE_ISA_AVX2)
+  return (f32)_mm256_cvtph_ps((__m128i)x);
+#else
+  f32 y;
+  for (int i = 0; i < kLanes; ++i) y[i] = f32_of_f16(x[i]);
+  return y;
+#endif
+}
+
+MXMOE_INLINE u16h f16_from_f32(f32 x) {
+#if defined(MXMOE_ISA_AVX512)
+  return (u16h)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(MXMOE_ISA_AVX2)
+  return (u16h)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  u16h y;
+  for (int i = 0; i < kLanes; ++i) y[i] = f16_of(x[i]);
+  return y;
+#endif
+}
+
+template <DType D>
+MXMOE_INLINE f32 load_elements(const stored<D>* p) {
+  if constexpr (D == DType::kF32) {
+    return load<f32>(p);
+  } else {
+    u16h x = load<u16h>(p);
+    return D == DType::kBF16 ? f32_from_bf16(x) : f32_from_f16(x);
+  }
+}
+
+template <DType D>
+MXMOE_INLINE void store_elements(stored<D>* p, f32 x) {
+  if constexpr (D == DType::kF32)
+    store(p, x);
+  else
+    store(p, D == DType::kBF16 ? bf16_from_f32(x) : f16_from_f32(x));
+}
+
+// The first n < kLanes elements; the rest loads as zero and is not written.
+template <DType D>
+MXMOE_INLINE f32 load_elements(const stored<D>* p, int n) {
+  stored<D> part[kLanes] = {};
+  memcpy(part, p, n * sizeof(*p));
+  return load_elements<D>(part);
+}
+
+template <DType D>
+MXMOE_INLINE void store_elements(stored<D>* p, f32 x, int n) {
+  stored<D> part[kLanes];
+  store_elements<D>(part, x);
+  memcpy(p, part, n * sizeof(*p));
+}
+
+// kLanes pairs a0, b0, a1, b1, ... A pair is one little-endian integer of twice the width.
+typedef uint64_t u64d __attribute__((vector_size(8 * kLanes), may_alias));
+
+template <DType D>
+MXMOE_INLINE void load_pairs(const stored<D>* p, f32& a, f32& b) {
+  if constexpr (D == DType::kF32) {
+    u64d pair;
+    memcpy(&pair, p, sizeof(pair));
+    a = from_bits(__builtin_convertvector(pair, u32));
+    b = from_bits(__builtin_convertvector(pair >> 32, u32));
+  } else {
+    u32 pair;
+    memcpy(&pair, p, sizeof(pair));
+    if constexpr (D == DType::kBF16)
+      a = from_bits(pair << 16), b = from_bits(pair & 0xffff0000u);
+    else
+      a = f32_from_f16(narrow16(pair & 0xffffu)), b = f32_from_f16(narrow16(pair >> 16));
+  }
+}
+
+template <DType D>
+MXMOE_INLINE void store_pairs(stored<D>* p, f32 a, f32 b) {
+  if constexpr (D == DType::kF32) {
+    u64d pair = __builtin_convertvector(bits(a), u64d) | __builtin_convertvector(bits(b), u64d) << 32;
+    memcpy(p, &pair, sizeof(pair));
+  } else {
+    u16h low = D == DType::kBF16 ? bf16_from_f32(a) : f16_from_f32(a);
+    u16h high = D == DType::kBF16 ? bf16_from_f32(b) : f16_from_f32(b);
+    u32 pair = widen(low) | widen(high) << 16;
+    memcpy(p, &pair, sizeof(pair));
+  }
+}
+
+// Calls body.template operator()<D>() for a floating-point dtype.
+template <typename F>
+MXMOE_INLINE void with_dtype(DType dtype, F&& body) {
+  if (dtype == DType::kF32)
+    body.template operator()<DType::kF32>();
+  else if (dtype == DType::kBF16)
+    body.template operator()<DType::kBF16>();
+  else
+    body.template operator()<DType::kF16>();
+}
+
+}  // namespace mxmoe::host::MXMOE_ISA

@@ -1,0 +1,163 @@
+// permute, unpermute and unpermute_backward: rows move between token order and expert order.
+#include "host/elements.h"
+#include "host/exp.h"
+#include "host/rows.h"
+#include "host/threads.h"
+
+namespace mxmoe::host::MXMOE_ISA {
+namespace {
+
+constexpr int64_t kTaskBytes = 1 << 18;     // of one task
+constexpr int64_t kStreamBytes = 32 << 20;  // outputs from here on bypass the cache
+
+MXMOE_INLINE int64_t element_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : 2;
+}
+MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+MXMOE_INLINE int64_t rows_per_task(int64_t row_bytes) {
+  return row_bytes >= kTaskBytes ? 1 : kTaskBytes / (row_bytes + 1);
+}
+
+// Runs body(row) for every row, in tasks of about kTaskBytes.
+template <typename F>
+MXMOE_INLINE void for_rows(int threads, int64_t rows, int64_t row_bytes, F&& body) {
+  const int64_t step = rows_per_task(row_bytes);
+  parallel(threads, (rows + step - 1) / step, [&](int64_t task, int) {
+    for (int64_t row = task * step; row < min_of(rows, (task + 1) * step); ++row) body(row);
+#if defined(__x86_64__)
+    _mm_sfence();  // streaming stores become visible before the task counts as done
+#endif
+  });
+}
+
+// memcpy that writes past the cache.
+MXMOE_INLINE void stream_copy(char* to, const char* from, int64_t bytes) {
+#if defined(__x86_64__)
+  int64_t head = min_of(bytes, -reinterpret_cast<intptr_t>(to) & 63);
+  memcpy(to, from, head);
+  int64_t i = head;
+  for (; i + 64 <= bytes; i += 64) {
+#if defined(MXMOE_ISA_AVX512)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+#else
+    for (int64_t j = i; j < i + 64; j += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+#endif
+  }
+  memcpy(to + i, from + i, bytes - i);
+#else
+  memcpy(to, from, bytes);
+#endif
+}
+
+template <DType Y, DType O>
+void unpermute_token(const Tensor& y, const int32_t* rows, const float* weights, int64_t top_k, int64_t width,
+                     stored<O>* out) {
+  constexpr int kUnroll = 4, kStep = kUnroll * kLanes;
+  auto row = [&](int64_t k) { return y.ptr<const stored<Y>>() + rows[k] * y.strides[0]; };
+  auto weighted = [&](int64_t k, f32 x) { return weights ? weights[k] * x : x; };
+  int64_t j = 0;
+  for (; j + kStep <= width; j += kStep) {
+    f32 sum[kUnroll] = {};
+    for (int64_t k = 0; k < top_k; ++k) {
+      if (rows[k] < 0) continue;
+      const stored<Y>* from = row(k) + j;
+      for (int i = 0; i < kUnroll; ++i) sum[i] += weighted(k, load_elements<Y>(from + i * kLanes));
+    }
+    for (int i = 0; i < kUnroll; ++i) store_elements<O>(out + j + i * kLanes, sum[i]);
+  }
+  for (; j < width; j += kLanes) {
+    const int n = static_cast<int>(min_of(kLanes, width - j));
+    f32 sum = {};
+    for (int64_t k = 0; k < top_k; ++k)
+      if (rows[k] >= 0) sum += weighted(k, load_elements<Y>(row(k) + j, n));
+    store_elements<O>(out + j, sum, n);
+  }
+}
+
+template <DType Y, DType O>
+void unpermute_rows(const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out, int threads) {
+  const int64_t top_k = inverse.sizes[1], width = out.sizes[1];
+  for_rows(threads, out.sizes[0], top_k * width * sizeof(stored<Y>), [&](int64_t t) {
+    const float* w = weights ? weights.ptr<const float>() + t * top_k : nullptr;
+    unpermute_token<Y, O>(y, inverse.ptr<const int32_t>() + t * top_k, w, top_k, width,
+                          out.ptr<stored<O>>() + t * out.strides[0]);
+  });
+}
+
+// grad = rounded(weight * dy); returns dot(dy, y) in the order of LaneSum, 0 without y.
+template <DType X, DType O>
+float backward_row(const stored<X>* dy, const stored<X>* y, float weight, int64_t width, stored<O>* grad) {
+  LaneSum sum;
+  for (int64_t j = 0; j < width; j += LaneSum::kWidth)
+    for (int i = 0; i < LaneSum::kVectors && j + i * kLanes < width; ++i) {
+      const int64_t at = j + i * kLanes;
+      const int n = static_cast<int>(min_of(kLanes, width - at));
+      f32 g = n == kLanes ? load_elements<X>(dy + at) : load_elements<X>(dy + at, n);
+      if (y) sum.lanes[i] += g * (n == kLanes ? load_elements<X>(y + at) : load_elements<X>(y + at, n));
+      if (n == kLanes)
+        store_elements<O>(grad + at, weight * g);
+      else
+        store_elements<O>(grad + at, weight * g, n);
+    }
+  return LaneSum::tree(sum);
+}
+
+template <DType X, DType O>
+void backward_rows(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
+                   const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
+  const int64_t rows = permutation.sizes[0], width = dy.sizes[1], top_k = dy.sizes[0] ? rows / dy.sizes[0] : 1;
+  const bool dot = y && weights_grad;
+  if (weights_grad) memset(weights_grad.data, 0, rows * sizeof(float));
+  for_rows(threads, rows, width * sizeof(stored<X>) * 3, [&](int64_t n) {
+    const int64_t slot = permutation.ptr<const int32_t>()[n];
+    stored<O>* grad = rows_grad.ptr<stored<O>>() + n * rows_grad.strides[0];
+    if (slot < 0) {
+      memset(grad, 0, width * sizeof(stored<O>));
+      return;
+    }
+    const stored<X>* y_row = dot ? y.ptr<const stored<X>>() + n * y.strides[0] : nullptr;
+    const float weight = weights ? weights.ptr<const float>()[slot] : 1.0f;
+    float product =
+        backward_row<X, O>(dy.ptr<const stored<X>>() + slot / top_k * dy.strides[0], y_row, weight, width, grad);
+    if (dot) weights_grad.ptr<float>()[slot] = product;
+  });
+}
+
+}  // namespace
+
+void permute(const Tensor& x, const Tensor& permutation, int64_t top_k, const Tensor& out, int threads) {
+  const int64_t size = element_bytes(x.dtype), row_bytes = out.sizes[1] * size;
+  const bool stream = out.sizes[0] * row_bytes >= kStreamBytes && row_bytes >= 512;
+  for_rows(threads, out.sizes[0], row_bytes, [&](int64_t n) {
+    char* to = out.ptr<char>() + n * out.strides[0] * size;
+    const int64_t slot = permutation.ptr<const int32_t>()[n];
+    if (slot < 0) {
+      memset(to, 0, row_bytes);
+      return;
+    }
+    const char* from = x.ptr<const char>() + slot / top_k * x.strides[0] * size;
+    if (stream)
+      stream_copy(to, from, row_bytes);
+    else
+      memcpy(to, from, row_bytes);
+  });
+}
+
+void unpermute(const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out, int threads) {
+  with_dtype(y.dtype, [&]<DType Y>() {
+    with_dtype(out.dtype, [&]<DType O>() { unpermute_rows<Y, O>(y, inverse, weights, out, threads); });
+  });
+}
+
+void unpermute_backward(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
+                        const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
+  with_dtype(dy.dtype, [&]<DType X>() {
+    with_dtype(rows_grad.dtype,
+               [&]<DType O>() { backward_rows<X, O>(dy, y, permutation, weights, rows_grad, weights_grad, threads); });
+  });
+}
+
+}  // namespace mxmoe::host::MXMOE_ISA
