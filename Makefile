@@ -1,4 +1,5 @@
 PYTHON ?= python3
 
+.PHONY: build
 build:
 	$(PYTHON) setup.py -q build_ext --inplace
