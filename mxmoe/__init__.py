@@ -1,6 +1,7 @@
 """mxmoe: low-precision Mixture-of-Experts compute (MXFP8, NVFP4), the same bytes on every backend. Start at `moe_layer`."""
 
 from mxmoe import ops
+from mxmoe.casts import decode, encode
 from mxmoe.formats import MXTensor
 from mxmoe.layer import PreparedExperts, moe_experts, moe_layer, prepare_experts
 from mxmoe.linear import linear
@@ -18,6 +19,7 @@ from mxmoe.ops import (
 )
 from mxmoe.recipes import Recipe, SwiGLU
 from mxmoe.routing import Routing
+from mxmoe.storage import load_mxtensors, save_mxtensors
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,10 +29,13 @@ __all__ = [
     "Recipe",
     "Routing",
     "SwiGLU",
+    "decode",
     "dequantize",
+    "encode",
     "grouped_mm",
     "grouped_mm_wgrad",
     "linear",
+    "load_mxtensors",
     "moe_experts",
     "moe_layer",
     "ops",
@@ -38,6 +43,7 @@ __all__ = [
     "prepare_experts",
     "quantize",
     "route",
+    "save_mxtensors",
     "swiglu",
     "swizzle_scales",
     "unpermute",
