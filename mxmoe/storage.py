@@ -1,10 +1,11 @@
-"""MXTensors in a safetensors file: each part is a tensor `<name>.<part>` (8-bit floats as uint8), what else a copy needs to be read
-is one JSON object in the file's metadata, with a checksum of every part."""
+"""MXTensors and Routings in safetensors files: each part is a tensor (`<name>.<part>` of an MXTensor, 8-bit floats as uint8), what
+else is needed to read them is one JSON object in the file's metadata, with a checksum of every part."""
 
 import json
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -13,15 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mxmoe.formats import FORMATS, MXTensor
+from mxmoe.routing import Routing
 
-KIND, VERSION = "mxmoe.mxtensors", "1"
+KIND, ROUTING_KIND, VERSION = "mxmoe.mxtensors", "mxmoe.routing", "1"
 PARTS = ("values", "scales", "global_scale", "offs")
 FIELDS = ("format", "axis", "shape", "scope", "scale_layout")
 
 
 def save_mxtensors(path: str | os.PathLike, tensors: Mapping[str, MXTensor]):
     """Writes them to one file, which appears whole or not at all."""
-    path = Path(path)
     stored, entries = {}, {}
     for name, t in tensors.items():
         entries[name] = {field: getattr(t, field) for field in FIELDS} | {"crc32": {}}
@@ -30,7 +31,39 @@ def save_mxtensors(path: str | os.PathLike, tensors: Mapping[str, MXTensor]):
             if tensor is not None:
                 stored[f"{name}.{part}"] = stored_part = _storable(tensor)
                 entries[name]["crc32"][part] = _checksum(stored_part)
-    metadata = {"kind": KIND, "version": VERSION, "tensors": json.dumps(entries)}
+    _write(Path(path), stored, {"kind": KIND, "version": VERSION, "tensors": json.dumps(entries)})
+
+
+def load_mxtensors(path: str | os.PathLike) -> dict[str, MXTensor]:
+    """Reads a file of `save_mxtensors`. ValueError naming the file where it is damaged, foreign or of another version."""
+    metadata, stored = _read(path, KIND, "MXTensor")
+    try:
+        return {name: _restore(name, entry, stored) for name, entry in json.loads(metadata["tensors"]).items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def save_routing(path: str | os.PathLike, routing: Routing):
+    """Writes it to one file, which appears whole or not at all."""
+    parts = {field.name: getattr(routing, field.name) for field in fields(routing)}
+    stored = {name: _storable(part).clone() for name, part in parts.items() if part is not None}  # counts may be offs
+    checksums = json.dumps({name: _checksum(part) for name, part in stored.items()})
+    _write(Path(path), stored, {"kind": ROUTING_KIND, "version": VERSION, "crc32": checksums})
+
+
+def load_routing(path: str | os.PathLike) -> Routing:
+    """Reads a file of `save_routing`. ValueError naming the file where it is damaged, foreign or of another version."""
+    metadata, stored = _read(path, ROUTING_KIND, "Routing")
+    try:
+        for name, checksum in json.loads(metadata["crc32"]).items():
+            if _checksum(stored[name]) != checksum:
+                raise ValueError(f"checksum of {name} does not match")
+        return Routing(**stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _write(path: Path, stored: dict[str, Tensor], metadata: dict[str, str]):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(stored, temporary, metadata)
@@ -39,24 +72,21 @@ def save_mxtensors(path: str | os.PathLike, tensors: Mapping[str, MXTensor]):
         temporary.unlink(missing_ok=True)
 
 
-def load_mxtensors(path: str | os.PathLike) -> dict[str, MXTensor]:
-    """Reads a file of `save_mxtensors`. ValueError naming the file where it is damaged, foreign or of another version."""
+def _read(path: str | os.PathLike, kind: str, what: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """(metadata, tensors) of a file of that kind."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no MXTensor file at {path}")
+        raise FileNotFoundError(f"no {what} file at {path}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
-    if metadata.get("kind") != KIND:
-        raise ValueError(f"{path} is not a file of MXTensors: metadata 'kind' must be {KIND!r}, got {metadata.get('kind')!r}")
+    if metadata.get("kind") != kind:
+        raise ValueError(f"{path} is not a file of {what}s: metadata 'kind' must be {kind!r}, got {metadata.get('kind')!r}")
     if metadata.get("version") != VERSION:
         raise ValueError(f"{path} must have version {VERSION!r}, got {metadata.get('version')!r}")
-    try:
-        return {name: _restore(name, entry, stored) for name, entry in json.loads(metadata["tensors"]).items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    return metadata, stored
 
 
 def _restore(name: str, entry: dict, stored: dict[str, Tensor]) -> MXTensor:
