@@ -72,7 +72,7 @@ def _scope_amax(x_BXC: Tensor, scope: str) -> Tensor:
     if scope == "row":
         return amax
     amax = F.pad(amax, (0, 0, 0, 1)).amax(1, keepdim=True)
-    return amax if scope == "group" else amax.amax(0, keepdim=True)
+    return amax if scope == "group" else F.pad(amax, (0, 0, 0, 0, 0, 1)).amax(0, keepdim=True)
 
 
 def _global_scale(amax: Tensor, options: QuantizeOptions) -> Tensor:
