@@ -49,7 +49,7 @@ def test_activations_and_gate_up_orders(activation, gate_up):
     y, routing = run(layer, activation=activation, gate_up=gate_up)
     truth = layer_truth(layer, routing.ids, activation=activation, interleaved=gate_up == "interleaved")
     for g, e in zip(gradients(y, layer.leaves()), gradients(truth, layer.leaves()), strict=True):
-        torch.testing.assert_close(g, e, rtol=2e-5, atol=2e-6)
+        assert relative_error(g, e) < 1e-6
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
