@@ -18,7 +18,7 @@ from mxmoe.ops import (
     unpermute,
 )
 from mxmoe.recipes import Recipe, SwiGLU
-from mxmoe.routing import Routing
+from mxmoe.routing import Routing, update_selection_bias_
 from mxmoe.storage import load_mxtensors, save_mxtensors
 
 __version__ = "0.1.0"
@@ -47,4 +47,5 @@ __all__ = [
     "swiglu",
     "swizzle_scales",
     "unpermute",
+    "update_selection_bias_",
 ]

@@ -44,8 +44,9 @@ class MoE(nn.Module):
 
     dim D, expert_dim F, num_experts E, top_k K; shared_dim: width of the shared expert, 0 for none. The other options are those
     of `moe_layer`. Parameters: router (E, D), w13 (E, 2F, D), w2 (E, D, F), shared_w13, shared_w2, b13, b2; buffer
-    selection_bias (E,), FP32 whatever dtype the module is cast to. `forward(x)` gives (y, Routing). `prepare()` quantizes the experts once until they
-    change; `quantize_(format)` replaces them for good by their quantized form (frozen). ValueError on impossible sizes.
+    selection_bias (E,), FP32 whatever dtype the module is cast to. `forward(x)` gives (y, Routing). `prepare()` quantizes the
+    experts once until they change; `quantize_(format)` replaces them for good by their quantized form (frozen). ValueError on
+    impossible sizes.
     """
 
     def __init__(
