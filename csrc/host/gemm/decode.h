@@ -1,0 +1,244 @@
+// Elements and scales of every operand format -> FP32, and on AVX-512 -> BF16 where that is exact.
+#pragma once
+#include "host/grouped_mm.h"
+#include "host/simd.h"
+
+namespace mxmoe::host::MXMOE_ISA {
+
+struct CodeTables {
+  float e4m3[256]{}, e5m2[256]{}, e2m1[16]{};
+};
+
+constexpr float power_of_two(int n) {
+  float y = 1;
+  for (; n > 0; --n) y *= 2;
+  for (; n < 0; ++n) y /= 2;
+  return y;
+}
+
+constexpr float minifloat(int code, int mantissa_bits, int bias) {  // magnitude, finite
+  int exponent = code >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+  if (exponent == 0) return static_cast<float>(mantissa) * power_of_two(1 - bias - mantissa_bits);
+  return static_cast<float>(mantissa + (1 << mantissa_bits)) * power_of_two(exponent - bias - mantissa_bits);
+}
+
+constexpr CodeTables make_code_tables() {
+  CodeTables t;
+  for (int c = 0; c < 128; ++c) {
+    t.e4m3[c] = c == 127 ? __builtin_nanf("") : minifloat(c, 3, 7);
+    t.e5m2[c] = c > 124 ? __builtin_nanf("") : c == 124 ? __builtin_inff() : minifloat(c, 2, 15);
+    t.e4m3[c + 128] = -t.e4m3[c], t.e5m2[c + 128] = -t.e5m2[c];
+  }
+  for (int c = 0; c < 8; ++c) t.e2m1[c] = minifloat(c, 1, 1), t.e2m1[c + 8] = -t.e2m1[c];
+  return t;
+}
+static constexpr CodeTables kCodes = make_code_tables();
+
+constexpr bool is_mx(Element e) {
+  return e == Element::kMxE4M3 || e == Element::kMxE5M2 || e == Element::kMxE2M1;
+}
+constexpr bool is_packed(Element e) {
+  return e == Element::kMxE2M1 || e == Element::kNvE2M1;
+}
+constexpr bool is_scaled(Element e) {
+  return is_mx(e) || e == Element::kNvE2M1;
+}
+constexpr int block_of(Element e) {
+  return e == Element::kNvE2M1 ? 16 : 32;
+}
+
+// Address of element k of a line: packed values have two per byte.
+template <Element E>
+MXMOE_INLINE const uint8_t* at(const uint8_t* line, int64_t k_stride, int64_t k) {
+  return is_packed(E) ? line + (k >> 1) : line + k * k_stride;
+}
+
+template <Element E>
+MXMOE_INLINE float element_f32(const uint8_t* p, int64_t k) {  // p = at(line, k)
+  if constexpr (E == Element::kF32) {
+    float x;
+    memcpy(&x, p, 4);
+    return x;
+  } else if constexpr (E == Element::kBF16 || E == Element::kF16) {
+    uint16_t x;
+    memcpy(&x, p, 2);
+    return E == Element::kBF16 ? f32_of_bf16(x) : f32_of_f16(x);
+  } else if constexpr (is_packed(E)) {
+    return kCodes.e2m1[k & 1 ? *p >> 4 : *p & 15];
+  } else {
+    return E == Element::kMxE4M3 ? kCodes.e4m3[*p] : kCodes.e5m2[*p];
+  }
+}
+
+template <Element E>
+MXMOE_INLINE float scale_f32(uint8_t s) {
+  if constexpr (E == Element::kNvE2M1) return kCodes.e4m3[s];
+  return s == 255 ? f32_of(0x7fc00000u) : s == 0 ? f32_of(0x00400000u) : f32_of(uint32_t{s} << 23);
+}
+
+// n elements of one line from k on, with their block scales.
+template <Element E>
+static void decode_f32(const LineFormat& f, const Lines& lines, int64_t line, int64_t k, int64_t n, float* out) {
+  const uint8_t* values = lines.values + line * f.line_stride;
+  if constexpr (!is_scaled(E)) {
+    for (int64_t i = 0; i < n; ++i) out[i] = element_f32<E>(at<E>(values, f.k_stride, k + i), k + i);
+  } else {
+    const uint8_t* scales = lines.scales + line * f.scale_stride;
+    constexpr int kBlock = block_of(E);
+    for (int64_t i = k, end; i < k + n; i = end) {
+      const float scale = scale_f32<E>(scales[i / kBlock]);
+      end = (i / kBlock + 1) * kBlock;
+      if (end > k + n) end = k + n;
+      for (; i < end; ++i) *out++ = element_f32<E>(at<E>(values, f.k_stride, i), i) * scale;
+    }
+  }
+}
+
+// Calls body.operator()<E>() for the operand's element.
+template <typename Body>
+MXMOE_INLINE void for_element(Element e, Body&& body) {
+  switch (e) {
+    case Element::kF32:
+      return body.template operator()<Element::kF32>();
+    case Element::kBF16:
+      return body.template operator()<Element::kBF16>();
+    case Element::kF16:
+      return body.template operator()<Element::kF16>();
+    case Element::kMxE4M3:
+      return body.template operator()<Element::kMxE4M3>();
+    case Element::kMxE5M2:
+      return body.template operator()<Element::kMxE5M2>();
+    case Element::kMxE2M1:
+      return body.template operator()<Element::kMxE2M1>();
+    case Element::kNvE2M1:
+      return body.template operator()<Element::kNvE2M1>();
+  }
+}
+
+#if defined(MXMOE_ISA_AVX512)
+
+// Whether element * scale is a normal BF16 number (or zero, Inf, NaN) for every element of a block with this scale
+// byte.
+template <Element E>
+MXMOE_INLINE bool exact_in_bf16(uint8_t s) {
+  if constexpr (E == Element::kMxE4M3) return s >= 10 && s <= 246;
+  if constexpr (E == Element::kMxE5M2) return s >= 17 && s <= 239;
+  return s >= 2 && s <= 252;
+}
+
+template <Element E>
+static bool block_is_zero(const uint8_t* values, int64_t k_stride, int64_t k, int64_t n) {
+  constexpr int kStep = is_packed(E) ? 2 : 1;
+  uint8_t any = 0;
+  for (int64_t i = 0; i < n; i += kStep) any |= *at<E>(values, k_stride, k + i) & (is_packed(E) ? 0x77 : 0x7f);
+  return any == 0;
+}
+
+// Whether a line must take the FP32 path: a block with a scale outside the exact range and an element that is not zero.
+template <Element E>
+static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line, int64_t contraction) {
+  if constexpr (is_mx(E)) {
+    const uint8_t* scales = lines.scales + line * f.scale_stride;
+    const int64_t blocks = (contraction + 31) / 32;
+    bool inside = true;
+    for (int64_t i = 0; i < blocks; ++i) inside &= exact_in_bf16<E>(scales[i]);
+    if (inside) return false;
+    for (int64_t i = 0; i < blocks; ++i) {
+      if (exact_in_bf16<E>(scales[i])) continue;
+      int64_t n = contraction - 32 * i < 32 ? contraction - 32 * i : 32;
+      if (scales[i] == 255 || !block_is_zero<E>(lines.values + line * f.line_stride, f.k_stride, 32 * i, n))
+        return true;
+    }
+  }
+  return false;
+}
+
+// BF16 bit patterns of the 128 magnitudes of an 8-bit format, as low and high bytes, in registers.
+struct CodeBytes {
+  __m512i low[2], high[2];
+};
+
+template <Element E>
+MXMOE_INLINE CodeBytes code_bytes() {
+  struct Bytes {
+    uint8_t low[128], high[128];
+  };
+  static constexpr Bytes kBytes = [] {
+    Bytes b{};
+    for (int c = 0; c < 128; ++c) {
+      uint32_t word = __builtin_bit_cast(uint32_t, E == Element::kMxE5M2 ? kCodes.e5m2[c] : kCodes.e4m3[c]) >> 16;
+      b.low[c] = word & 255, b.high[c] = word >> 8;
+    }
+    return b;
+  }();
+  CodeBytes t;
+  for (int i = 0; i < 2; ++i) {
+    t.low[i] = _mm512_loadu_si512(kBytes.low + 64 * i);
+    t.high[i] = _mm512_loadu_si512(kBytes.high + 64 * i);
+  }
+  return t;
+}
+
+// 64 codes -> BF16: codes 0..31 in `first`, 32..63 in `second`.
+MXMOE_INLINE void bf16_from_codes(const CodeBytes& t, __m512i codes, __m512i& first, __m512i& second) {
+  codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);  // unpack works within 128 bits
+  const __m512i magnitude_bits = _mm512_set1_epi8(0x7f);
+  __m512i low = _mm512_permutex2var_epi8(t.low[0], codes, t.low[1]);  // the index is the low 7 bits
+  __m512i high = _mm512_permutex2var_epi8(t.high[0], codes, t.high[1]);
+  high = _mm512_ternarylogic_epi64(high, codes, magnitude_bits, 0xf4);  // high | (codes & ~magnitude_bits)
+  first = _mm512_unpacklo_epi8(low, high);
+  second = _mm512_unpackhi_epi8(low, high);
+}
+
+// Times 2^(s - 127): an addition to the exponent field; zero, Inf and NaN stay.
+MXMOE_INLINE __m512i scale_bf16(__m512i x, __m512i exponent) {
+  __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+  __mmask32 finite =
+      _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f));
+  return _mm512_mask_add_epi16(x, finite, x, exponent);
+}
+MXMOE_INLINE int16_t exponent_bf16(uint8_t s) {
+  return static_cast<int16_t>((s - 127) * 128);
+}
+
+// The 16 values of E2M1 times a block scale, as BF16.
+template <Element E>
+MXMOE_INLINE __m256i e2m1_bf16(uint8_t s) {
+  __m512 products = _mm512_mul_ps(_mm512_loadu_ps(kCodes.e2m1), _mm512_set1_ps(scale_f32<E>(s)));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(products), 16));
+}
+
+template <Element E>
+MXMOE_INLINE __m512i decode_e2m1(const uint8_t* values, const uint8_t* scales, int n) {
+  __m256i low = e2m1_bf16<E>(scales[0]);
+  __m512i table = _mm512_castsi256_si512(low), second_half = _mm512_setzero_si512();
+  if constexpr (E == Element::kNvE2M1) {
+    table = _mm512_inserti64x4(table, n > 16 ? e2m1_bf16<E>(scales[1]) : low, 1);
+    second_half = _mm512_inserti64x4(second_half, _mm256_set1_epi16(16), 1);
+  }
+  __m512i bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << (n + 1) / 2) - 1), values));
+  __m512i codes = _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), _mm512_set1_epi32(0x000f000f));
+  __m512i words = _mm512_permutexvar_epi16(_mm512_or_si512(codes, second_half), table);
+  return n == 32 ? words : _mm512_maskz_mov_epi16((1u << n) - 1, words);
+}
+
+// n <= 32 elements of two lines from k on (a multiple of 32) -> BF16, zero past n. scales: of the lines, at block 0.
+template <Element E>
+MXMOE_INLINE void decode_bf16(const CodeBytes& table, const uint8_t* const values[2], const uint8_t* const scales[2],
+                              int64_t k, int n, __m512i out[2]) {
+  const __mmask32 valid = n >= 32 ? ~0u : (1u << n) - 1;
+  if constexpr (E == Element::kBF16) {
+    for (int i = 0; i < 2; ++i) out[i] = _mm512_maskz_loadu_epi16(valid, values[i] + 2 * k);
+  } else if constexpr (is_packed(E)) {
+    for (int i = 0; i < 2; ++i) out[i] = decode_e2m1<E>(values[i] + k / 2, scales[i] + k / block_of(E), n);
+  } else {
+    __m512i codes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(valid, values[0] + k));
+    codes = _mm512_inserti64x4(codes, _mm256_maskz_loadu_epi8(valid, values[1] + k), 1);
+    bf16_from_codes(table, codes, out[0], out[1]);
+    for (int i = 0; i < 2; ++i) out[i] = scale_bf16(out[i], _mm512_set1_epi16(exponent_bf16(scales[i][k / 32])));
+  }
+}
+
+#endif
+
+}  // namespace mxmoe::host::MXMOE_ISA
