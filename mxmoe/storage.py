@@ -23,14 +23,15 @@ FIELDS = ("format", "axis", "shape", "scope", "scale_layout")
 
 def save_mxtensors(path: str | os.PathLike, tensors: Mapping[str, MXTensor]):
     """Writes them to one file, which appears whole or not at all."""
-    stored, entries = {}, {}
+    stored, entries, storages = {}, {}, set()
     for name, t in tensors.items():
         entries[name] = {field: getattr(t, field) for field in FIELDS} | {"crc32": {}}
         for part in PARTS:
             tensor = getattr(t, part)
             if tensor is not None:
-                stored[f"{name}.{part}"] = stored_part = _storable(tensor)
-                entries[name]["crc32"][part] = _checksum(stored_part)
+                tensor = _storable(tensor, storages)
+                stored[f"{name}.{part}"] = tensor
+                entries[name]["crc32"][part] = _checksum(tensor)
     _write(Path(path), stored, {"kind": KIND, "version": VERSION, "tensors": json.dumps(entries)})
 
 
@@ -101,8 +102,12 @@ def _restore(name: str, entry: dict, stored: dict[str, Tensor]) -> MXTensor:
     return MXTensor(values, scales, **parts, **fields)
 
 
-def _storable(t: Tensor) -> Tensor:
+def _storable(t: Tensor, storages: set[int]) -> Tensor:
+    """On the CPU, contiguous, in memory of its own (the format has no shared tensors; copies often share their offs)."""
     t = t.detach().cpu().contiguous()
+    if t.untyped_storage().data_ptr() in storages:
+        t = t.clone()
+    storages.add(t.untyped_storage().data_ptr())
     return t.view(torch.uint8) if t.element_size() == 1 else t
 
 
