@@ -47,7 +47,8 @@ def load_mxtensors(path: str | os.PathLike) -> dict[str, MXTensor]:
 def save_routing(path: str | os.PathLike, routing: Routing):
     """Writes it to one file, which appears whole or not at all."""
     parts = {field.name: getattr(routing, field.name) for field in fields(routing)}
-    stored = {name: _storable(part).clone() for name, part in parts.items() if part is not None}  # counts may be offs
+    storages = set()
+    stored = {name: _storable(part, storages) for name, part in parts.items() if part is not None}
     checksums = json.dumps({name: _checksum(part) for name, part in stored.items()})
     _write(Path(path), stored, {"kind": ROUTING_KIND, "version": VERSION, "crc32": checksums})
 
