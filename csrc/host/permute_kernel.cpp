@@ -88,15 +88,15 @@ void unpermute_rows(const Tensor& y, const Tensor& inverse, const Tensor& weight
 }
 
 // grad = rounded(weight * dy); returns dot(dy, y) in the order of LaneSum, 0 without y.
-template <DType X, DType O>
-float backward_row(const stored<X>* dy, const stored<X>* y, float weight, int64_t width, stored<O>* grad) {
+template <DType X, DType Y, DType O>
+float backward_row(const stored<X>* dy, const stored<Y>* y, float weight, int64_t width, stored<O>* grad) {
   LaneSum sum;
   for (int64_t j = 0; j < width; j += LaneSum::kWidth)
     for (int i = 0; i < LaneSum::kVectors && j + i * kLanes < width; ++i) {
       const int64_t at = j + i * kLanes;
       const int n = static_cast<int>(min_of(kLanes, width - at));
       f32 g = n == kLanes ? load_elements<X>(dy + at) : load_elements<X>(dy + at, n);
-      if (y) sum.lanes[i] += g * (n == kLanes ? load_elements<X>(y + at) : load_elements<X>(y + at, n));
+      if (y) sum.lanes[i] += g * (n == kLanes ? load_elements<Y>(y + at) : load_elements<Y>(y + at, n));
       if (n == kLanes)
         store_elements<O>(grad + at, weight * g);
       else
@@ -105,7 +105,7 @@ float backward_row(const stored<X>* dy, const stored<X>* y, float weight, int64_
   return LaneSum::tree(sum);
 }
 
-template <DType X, DType O>
+template <DType X, DType Y, DType O>
 void backward_rows(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
                    const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
   const int64_t rows = permutation.sizes[0], width = dy.sizes[1], top_k = dy.sizes[0] ? rows / dy.sizes[0] : 1;
@@ -118,10 +118,10 @@ void backward_rows(const Tensor& dy, const Tensor& y, const Tensor& permutation,
       memset(grad, 0, width * sizeof(stored<O>));
       return;
     }
-    const stored<X>* y_row = dot ? y.ptr<const stored<X>>() + n * y.strides[0] : nullptr;
+    const stored<Y>* y_row = dot ? y.ptr<const stored<Y>>() + n * y.strides[0] : nullptr;
     const float weight = weights ? weights.ptr<const float>()[slot] : 1.0f;
     float product =
-        backward_row<X, O>(dy.ptr<const stored<X>>() + slot / top_k * dy.strides[0], y_row, weight, width, grad);
+        backward_row<X, Y, O>(dy.ptr<const stored<X>>() + slot / top_k * dy.strides[0], y_row, weight, width, grad);
     if (dot) weights_grad.ptr<float>()[slot] = product;
   });
 }
@@ -155,8 +155,11 @@ void unpermute(const Tensor& y, const Tensor& inverse, const Tensor& weights, co
 void unpermute_backward(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
                         const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
   with_dtype(dy.dtype, [&]<DType X>() {
-    with_dtype(rows_grad.dtype,
-               [&]<DType O>() { backward_rows<X, O>(dy, y, permutation, weights, rows_grad, weights_grad, threads); });
+    with_dtype(y ? y.dtype : dy.dtype, [&]<DType Y>() {
+      with_dtype(rows_grad.dtype, [&]<DType O>() {
+        backward_rows<X, Y, O>(dy, y, permutation, weights, rows_grad, weights_grad, threads);
+      });
+    });
   });
 }
 
