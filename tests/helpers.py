@@ -1,6 +1,7 @@
 """What several test files share: the backends as test parameters, their quantization verbs called on the contract itself with
 poisoned outputs, and inputs full of boundary values."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -152,3 +153,33 @@ def boundary_inputs(rows: int, length: int, seed: int, dtype: torch.dtype = torc
         special = torch.tensor([float("nan"), float("inf"), -float("inf")], dtype=dtype)
         x = torch.where(hit, special[torch.randint(3, (rows, length), generator=g)], x)
     return x
+
+
+def assert_same_bits(got: Tensor, want: Tensor):
+    """Equal bytes, any NaN being equal to any NaN."""
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    if got.dtype.is_floating_point:
+        bits = {2: torch.int16, 4: torch.int32}[got.element_size()]
+        assert torch.equal(got.isnan(), want.isnan())
+        got, want = (t.masked_fill(t.isnan(), 0.0).view(bits) for t in (got, want))
+    assert torch.equal(got, want)
+
+
+@contextmanager
+def num_threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def flushed_subnormals():
+    """The caller computes with FTZ and DAZ, where the CPU can."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
