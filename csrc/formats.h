@@ -33,10 +33,6 @@ struct E2M1 {
   static constexpr uint32_t kMaxCode = 0x7, kPoison = 0x0;
   static constexpr float kMax = 6.0f;
 };
-struct IeeeHalf {  // saturating at the code of infinity is IEEE rounding
-  static constexpr int kMantissa = 10, kBias = 15;
-  static constexpr uint32_t kMaxCode = 0x7c00;
-};
 
 template <Format kFormat>
 struct FormatFacts;

@@ -51,6 +51,24 @@ MXMOE_INLINE u32 widen(u8q x) { return __builtin_convertvector(x, u32); }
 MXMOE_INLINE u16h narrow16(u32 x) { return __builtin_convertvector(x, u16h); }
 MXMOE_INLINE u8q narrow8(u32 x) { return __builtin_convertvector(x, u8q); }
 
+// Largest lane.
+MXMOE_INLINE uint32_t reduce_max(u32 v) {
+#if defined(MXMOE_ISA_AVX512) || defined(MXMOE_ISA_AVX2)
+#if defined(MXMOE_ISA_AVX512)
+  __m256i half = _mm256_max_epu32((__m256i)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                                  (__m256i)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+  __m256i half = (__m256i)v;
+#endif
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1))));
+#else
+  uint32_t a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+  return a > b ? a : b;
+#endif
+}
+
 // BF16 <-> FP32. bf16 rounds to nearest even; NaN becomes a quiet NaN of the same sign.
 MXMOE_INLINE f32 f32_from_bf16(u16h x) { return from_bits(widen(x) << 16); }
 MXMOE_INLINE u16h bf16_from_f32(f32 x) {

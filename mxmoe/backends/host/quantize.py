@@ -1,0 +1,20 @@
+"""quantize, dequantize and swizzle_scales on the CPU; the contract is in mxmoe/backends."""
+
+from mxmoe import _C
+from mxmoe.backends.host.extension import execution
+
+
+def quantize(x_BRL, offs_E, format, options, row, column):
+    none = (None, None, None)
+    _C.quantize(
+        x_BRL, offs_E, format, options.scale_mode == "floor", options.scope, options.seed, options.hadamard,
+        options.four_six, options.block_2d, *(row or none), *(column or none), *execution(),
+    )  # fmt: skip
+
+
+def dequantize(values, scales, global_scale, offs_E, format, axis, scope, out_BRL):
+    _C.dequantize(values, scales, global_scale, offs_E, format, axis == "column", scope, out_BRL, *execution())
+
+
+def swizzle_scales(plain, blocked, offs_E, axis, block, inverse):
+    _C.swizzle_scales(plain, blocked, offs_E, axis == "column", block, inverse, *execution())
