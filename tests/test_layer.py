@@ -428,6 +428,29 @@ def test_r19_replay_with_checkpoint_over_micro_batches():
     assert all(torch.equal(a, b) for a, b in zip(loss(False), loss(True), strict=True))
 
 
+# ---------------------------------------------------------------------------------------------------------------------- decode
+
+
+@pytest.mark.parametrize("quantized_weights", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("backend", ["reference", "host"])
+def test_moe_decode_gives_the_layers_bytes(recipe, quantized_weights, backend):
+    layer = random_layer(5, 64, 32, 6, bias=True)
+    _, routing = run(layer, recipe=recipe, backend=backend)
+    w13, w2 = layer.w13.detach(), layer.w2.detach()
+    arguments = layer.x.detach(), routing.ids, routing.weights.detach()
+    expected = moe_experts(*arguments, w13, w2, b13=layer.b13, b2=layer.b2, recipe=recipe, backend=backend)
+    if quantized_weights and recipe in QUANTIZED:
+        w13, w2 = quantize(w13, recipe), quantize(w2, recipe)
+    out = torch.full((5, 64), float("nan"))
+    options = {"b13": layer.b13, "b2": layer.b2, "recipe": recipe, "backend": backend}
+    assert mxmoe.ops.moe_decode(*arguments, w13, w2, out=out, **options) is out
+    assert torch.equal(out, expected)
+    wide = mxmoe.ops.moe_decode(*arguments, w13, w2, activations="bf16", **options)
+    truth = experts_truth(*arguments, layer)
+    assert relative_error(wide, truth) <= relative_error(out, truth) * 1.05 + 0.02 * (recipe == "fp32")
+
+
 # ------------------------------------------------------------------------------------------------------------- MoE, the module
 
 

@@ -9,12 +9,12 @@ from mxmoe.formats import FORMATS, QuantizeOptions
 def compose(verbs, x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interleaved, act_format, act_options, out_TD):
     """out[t] = sum over k of weights[t, k] * (act(x[t] w13[e]^T + b13[e]) w2[e]^T + b2[e]), e = ids[t, k]; `verbs` is a backend.
 
-    Both products read activations in `act_format`. An `x` in a block format is read as it is. Hidden values are FP32 where x is,
-    else BF16. The global scale of a quantized activation is per row (scope "row"), so that tokens do not depend on each other.
+    Both products read activations in `act_format`; an `x` in a block format is read as it is. Hidden values are BF16, or FP32 for
+    act_format "fp32". The global scale of a quantized activation is per row, so that tokens do not depend on each other.
     """
     num_rows, top_k = ids_TK.numel(), ids_TK.shape[1]
     num_experts, width, _ = w13[0].shape
-    dtype = torch.float32 if x[3] == "fp32" else torch.bfloat16
+    dtype = torch.float32 if act_format == "fp32" else torch.bfloat16
     index = {"dtype": torch.int32, "device": ids_TK.device}
     counts, offs = torch.empty(num_experts, **index), torch.empty(num_experts, **index)
     permutation, inverse = torch.empty(num_rows, **index), torch.empty(ids_TK.shape, **index)

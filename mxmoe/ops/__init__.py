@@ -7,6 +7,7 @@ fast backend of the tensor's device; a name never falls back) and, where it make
 defined in docs/numerics.md. Verbs are not differentiable, except route; `moe_layer`, `moe_experts` and `linear` are.
 """
 
+from mxmoe.ops.decode import moe_decode
 from mxmoe.ops.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.ops.quantize import dequantize, plain_scales, quantize, swizzle_scales
 from mxmoe.ops.route import route, route_backward, sort_by_expert
@@ -16,6 +17,7 @@ __all__ = [
     "dequantize",
     "grouped_mm",
     "grouped_mm_wgrad",
+    "moe_decode",
     "permute",
     "plain_scales",
     "quantize",

@@ -13,8 +13,13 @@ from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op
 
 Operand = Tensor | MXTensor
 
-_OPERAND = "Tensor {0}, Tensor? {0}_scales, Tensor? {0}_global, str {0}_format"
-_A, _B = _OPERAND.format("a"), _OPERAND.format("b")
+
+def operand_schema(name: str) -> str:
+    """Of one operand in an op's schema: values, scales, global scale, format."""
+    return f"Tensor {name}, Tensor? {name}_scales, Tensor? {name}_global, str {name}_format"
+
+
+_A, _B = operand_schema("a"), operand_schema("b")
 
 
 @fill_op(f"grouped_mm({_A}, {_B}, Tensor offs, Tensor? bias, Tensor(a!) out, str backend)")
@@ -50,8 +55,8 @@ def grouped_mm(
     (default: a's dtype, BF16 for an MXTensor). Each output is one FP32 accumulator over ascending pairs of C: a row's bytes do not
     depend on the other rows. Raises TypeError, ValueError (argument, expected, got), NotImplementedError.
     """
-    (rows, contraction), a_fields = _lines("a", a, 2)
-    (num_experts, outputs, b_contraction), b_fields = _lines("b", b, 3)
+    (rows, contraction), a_fields = operand_lines("a", a, 2)
+    (num_experts, outputs, b_contraction), b_fields = operand_lines("b", b, 3)
     if contraction != b_contraction:
         raise ValueError(f"b must contract over a's {contraction} columns, got {b_contraction}")
     check_offs(offs, a_fields[0], num_experts)
@@ -67,8 +72,8 @@ def grouped_mm(
         out = torch.empty(rows, outputs, dtype=dtype, device=offs.device)
     else:
         check_out("out", out, (rows, outputs), dtype, a_fields[0])
-    a_fields[2] = _scale_per_line(a, a_fields[2], (rows,), offs)
-    b_fields[2] = _scale_per_line(b, b_fields[2], (num_experts, outputs), offs)
+    a_fields[2] = scale_per_line(a, a_fields[2], (rows,), offs)
+    b_fields[2] = scale_per_line(b, b_fields[2], (num_experts, outputs), offs)
     OPS.grouped_mm(*a_fields, *b_fields, offs, bias, out, name)
     return out
 
@@ -107,7 +112,7 @@ def grouped_mm_wgrad(
     else:
         check_out("out", out, (num_groups, outputs, contraction), dtype, a_fields[0])
     for operand, fields in ((a, a_fields), (b, b_fields)):
-        fields[2] = _scale_per_line(operand, fields[2], (num_groups,), offs)
+        fields[2] = scale_per_line(operand, fields[2], (num_groups,), offs)
     OPS.grouped_mm_wgrad(*a_fields, *b_fields, offs, rows, a_padded, accumulate, out, name)
     return out
 
@@ -116,7 +121,7 @@ def _default_out_dtype(a: Operand) -> torch.dtype:
     return torch.bfloat16 if isinstance(a, MXTensor) else a.dtype
 
 
-def _lines(name: str, t: Operand, ndim: int):
+def operand_lines(name: str, t: Operand, ndim: int):
     """Logical (..., lines, contraction) and the backend's operand fields [values, scales, global_scale, format]."""
     if isinstance(t, MXTensor):
         if len(t.shape) != ndim:
@@ -164,7 +169,7 @@ def _check_pair(a, b):
         raise TypeError(f"a and b must have the same dtype, got {a[3]} and {b[3]}")
 
 
-def _scale_per_line(t: Operand, global_scale: Tensor | None, shape: tuple[int, ...], offs: Tensor) -> Tensor | None:
+def scale_per_line(t: Operand, global_scale: Tensor | None, shape: tuple[int, ...], offs: Tensor) -> Tensor | None:
     """The NVFP4 global scale expanded to one per line: of shape (M,) or (E, O), or (E,) for wgrad."""
     if global_scale is None:
         return None

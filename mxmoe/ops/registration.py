@@ -15,12 +15,12 @@ OPS = torch.ops.mxmoe
 
 
 def fill_op(schema: str):
-    """Registers a function that fills its `Tensor(x!)` arguments and returns nothing."""
+    """Registers a function that fills its `Tensor(x!)` arguments and returns nothing; it is not differentiable."""
 
     def register(function):
         name = schema.split("(")[0]
         LIBRARY.define(f"{schema} -> ()")
-        LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        LIBRARY.impl(name, torch.no_grad()(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"mxmoe::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
         return function
 
