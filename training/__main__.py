@@ -5,7 +5,8 @@ import os
 import sys
 import warnings
 
-# glibc gives memory back to the kernel after every large free; each step would then wait for the same pages again.
+# Large pages for torch's tensors: first touching fresh memory (logits, gradients) is slow in small ones. Torch reads this
+# when it allocates for the first time, so it has to be set before the imports below.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from mxmoe.recipes import RECIPES
@@ -14,7 +15,7 @@ from training.config import PRESETS, Config, add_arguments, given
 
 
 def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(prog="python -m training", description="Train a small mixture-of-experts model on Python code.")
+    main = argparse.ArgumentParser(prog="python -m training", description="Train a small MoE model on Python source.")
     commands = main.add_subparsers(dest="command", required=True)
     run_parser = commands.add_parser("run", help="train by one recipe")
     demo_parser = commands.add_parser("demo", help="train by several recipes from the same seed and compare them")

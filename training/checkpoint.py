@@ -36,10 +36,14 @@ class Checkpoints:
             return path
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:  # a full disk, a second Ctrl-C
+            temporary.unlink(missing_ok=True)
+            raise
         if path.exists():  # damaged, or it would be in `intact`
             path.rename(path.with_suffix(".damaged"))
         temporary.rename(path)

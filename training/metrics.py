@@ -33,7 +33,7 @@ class Metrics:
         path = run_dir / "metrics.jsonl"
         write_metrics(path, [record for record in read_metrics(path) if record["step"] <= step])
         self.file = path.open("a")
-        self.events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1 if step else None)
+        self.events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, **values: float | int | str) -> None:
         """A number that is not finite is written as null (JSON has no NaN)."""

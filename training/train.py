@@ -158,6 +158,7 @@ class Trainer:
         state = Checkpoints(Path(run_dir) / "checkpoints").load()
         trainer = cls(resumed_config(state["config"], {**(changes or {}), "run_dir": str(run_dir)}))
         trainer.load_state_dict(state)
+        print(f"resuming {run_dir} at step {trainer.step}")
         return trainer
 
     def state_dict(self) -> dict:
