@@ -128,3 +128,13 @@ def test_grouped_column_copy(backend, format, sizes):
     back = backend.unswizzle(t, blocked)
     assert torch.equal(back[:, : at // block], scales_of(t)[:, : at // block])
     assert (back[:, at // block :] == 0).all()
+
+
+def test_documented_examples():
+    """The numbers of docs/layouts.md."""
+    offs = int32(20, 20, 160)
+    assert layout.padded_rows(170, 3) == 512
+    assert layout.padded_starts(offs).tolist() == [0, 128, 128]
+    assert layout.padded_sizes(offs).tolist() == [128, 0, 256]
+    first_bytes = [layout.blocked_position(offset, 4) for offset in range(16)]
+    assert first_bytes == [(line, block) for line in (0, 32, 64, 96) for block in range(4)]
