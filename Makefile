@@ -1,5 +1,74 @@
-PYTHON ?= python3
+# make demo | test | test-deep | bench | bars AREA=core | lint | build
+#
+# An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
+# otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
+TORCH := torch==2.13.0
+NEEDED := torch numpy safetensors pybind11 pytest xdist hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard
+HAS_ALL = import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))
+RECENT = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: build
-build:
+ifeq ($(PYTHON)$(VIRTUAL_ENV),$(VIRTUAL_ENV))
+  PYTHON := $(if $(VIRTUAL_ENV),$(shell python -c '$(HAS_ALL)' $(NEEDED) && echo python))
+endif
+ifeq ($(PYTHON),)
+  VENV := .venv
+  BIN := $(VENV)/bin/
+  PYTHON := $(VENV)/bin/python
+  CANDIDATES := python3 python3.13 python3.12 python3.11
+  BASE = $(shell for p in $(CANDIDATES); do $$p -c '$(RECENT)' 2>/dev/null && echo $$p && break; done)
+  TRAINING := $(VENV)/.training
+  DEV := $(VENV)/.dev
+endif
+JOBS ?= 2
+SANITIZED := build/sanitized
+
+.PHONY: build demo test test-deep bench bars lint
+.NOTPARALLEL:
+
+# The compiled core, in place; a second run compiles only what changed.
+build: $(TRAINING)
+	@$(PYTHON) setup.py -q build_ext --inplace
+
+demo: build
+	$(PYTHON) -m training demo
+
+test: $(DEV) build
+	$(PYTHON) -m pytest -n $(JOBS) -m "not slow"
+
+# The tests on a core built with AddressSanitizer and UBSan (in a tree of its own), then the slow ones on the ordinary core.
+test-deep: $(DEV) build
+	rm -rf $(SANITIZED)
+	MXMOE_SANITIZE=1 $(PYTHON) setup.py -q build --build-lib $(SANITIZED)
+	cp -r tests pyproject.toml $(SANITIZED)
+	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	  $(if $(VENV),$(CURDIR)/)$(PYTHON) -m pytest -n $(JOBS) -m "not slow and not tree"
+	$(PYTHON) -m pytest -m slow
+
+bench: $(DEV) build
+	$(PYTHON) -m pytest benchmarks
+
+bars: $(DEV) build
+	$(PYTHON) -m benchmarks.bars $(AREA)
+
+lint: $(DEV)
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(BIN)clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+
+# Building first shows its progress, which pip would hide; pip then finds everything built.
+.venv/.torch:
+	$(if $(BASE),,$(error Python 3.11 or newer with its venv module is needed; looked for $(CANDIDATES)))
+	$(BASE) -m venv $(VENV)
+	$(PYTHON) -m pip install $(TORCH) setuptools cmake ninja pybind11
+	touch $@
+
+.venv/.training: .venv/.torch pyproject.toml
 	$(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m pip install --no-build-isolation $(TORCH) -e '.[training]'
+	touch $@
+
+.venv/.dev: .venv/.torch pyproject.toml
+	$(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m pip install --no-build-isolation $(TORCH) -e '.[dev]'
+	touch $@ .venv/.training

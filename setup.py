@@ -1,10 +1,12 @@
-"""Builds the compiled core (CMake) as the extension mxmoe._C; no torch needed at build time."""
+"""Builds the compiled core (CMake) as the extension mxmoe._C; neither torch nor CUDA is looked at while building."""
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -14,81 +16,99 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-def require_writable_tree():
+def require_writable(tree: Path) -> None:
     """setuptools writes metadata beside setup.py, so a read-only tree fails first and obscurely; say it here."""
     try:
-        with tempfile.TemporaryFile(dir=ROOT):
+        with tempfile.TemporaryFile(dir=tree):
             pass
     except OSError as error:
         sys.exit(
-            f"mxmoe: the source tree {ROOT} is not writable ({error.strerror}). Copy it to a writable directory and "
-            "install from there, or build a wheel elsewhere and install that."
+            f"mxmoe: the source tree {tree} is not writable ({error.strerror}). Copy it to a writable directory and install "
+            "from there, or build a wheel elsewhere and install that."
         )
 
 
-def cmake_program() -> str:
-    """The cmake of the build environment's package, else the one on PATH."""
-    if importlib.util.find_spec("cmake"):
-        import cmake
-
-        return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
-    found = shutil.which("cmake")
-    if not found:
-        sys.exit(
-            "mxmoe: cmake is missing. Install it (`pip install cmake ninja pybind11`) or install without --no-build-isolation."
-        )
-    return found
-
-
-def compiler() -> str:
+def require_compiler() -> str:
     """The C++ compiler CMake will use: $CXX, else c++ / g++ / clang++."""
-    asked = os.environ.get("CXX")
-    names = [asked.split()[0]] if asked and asked.strip() else ["c++", "g++", "clang++"]
+    asked = os.environ.get("CXX", "").strip()
+    names = [shlex.split(asked)[0]] if asked else ["c++", "g++", "clang++"]
     for name in names:
         if shutil.which(name):
             return asked or name
     sys.exit(
-        f"mxmoe: no C++ compiler found (looked for {', '.join(names)}). Install one (Debian: `apt install g++`), set "
-        "CXX, or install a prebuilt wheel of mxmoe."
+        f"mxmoe: no C++ compiler found (looked for {', '.join(names)}{', the value of CXX' if asked else ''}). Install one "
+        "(Debian: `apt install g++`), set CXX, or install a prebuilt wheel of mxmoe."
     )
 
 
+def require_program(name: str) -> str:
+    """cmake or ninja: of the build environment's package, else the one on PATH."""
+    if importlib.util.find_spec(name):
+        bin_dir = getattr(importlib.import_module(name), {"cmake": "CMAKE_BIN_DIR", "ninja": "BIN_DIR"}[name])
+        return str(Path(bin_dir) / name)
+    found = shutil.which(name)
+    if not found:
+        sys.exit(
+            f"mxmoe: {name} is missing. Install it (`pip install cmake ninja pybind11`) or install without --no-build-isolation."
+        )
+    return found
+
+
+def pybind11_dir() -> str:
+    """Where pybind11's CMake files are."""
+    if not importlib.util.find_spec("pybind11"):
+        sys.exit("mxmoe: pybind11 is missing. Install it (`pip install pybind11`) or install without --no-build-isolation.")
+    return importlib.import_module("pybind11").get_cmake_dir()
+
+
 class CMakeBuild(build_ext):
-    """Runs cmake for the one extension; an interrupted build is simply run again."""
+    """Runs cmake for the one extension.
+
+    Objects stay in build/, one directory per interpreter, so that every way to install (in place, editable, wheel) reuses them.
+    `built_with` there names the compiler and is written when a build ends: where it is missing (an earlier build was killed and
+    may have left half an object) or names another compiler, everything is made anew.
+    """
 
     def build_extension(self, ext):
-        import pybind11
-
-        compiler()
+        compiler, cmake = require_compiler(), require_program("cmake")
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        build_dir = Path(self.build_temp).resolve() / "cmake"
-        build_dir.mkdir(parents=True, exist_ok=True)
-        cmake = cmake_program()
+        sanitize = bool(os.environ.get("MXMOE_SANITIZE"))
+        kind = "sanitize-" if sanitize else ""
+        directory = ROOT / "build" / f"cmake-{kind}{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        built_with = directory / "built_with"
+        if directory.exists() and not (built_with.exists() and built_with.read_text() == compiler):
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        built_with.unlink(missing_ok=True)
         configure = [
-            cmake, "-S", str(ROOT), "-B", str(build_dir), "-DCMAKE_BUILD_TYPE=Release",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
+            cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={require_program('ninja')}",
+            "-DCMAKE_BUILD_TYPE=Release", f"-DMXMOE_SANITIZE={'ON' if sanitize else 'OFF'}",
+            f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11_dir()}",
         ]  # fmt: skip
-        if importlib.util.find_spec("ninja") or shutil.which("ninja"):
-            configure += ["-G", "Ninja"]
-        if os.environ.get("MXMOE_SANITIZE"):
-            configure += ["-DMXMOE_SANITIZE=ON"]
-        jobs = str(self.parallel or os.cpu_count() or 1)
-        build = [cmake, "--build", str(build_dir), "--target", "_C", "--parallel", jobs]
-        if not self.configure(configure, build_dir):
-            sys.exit("mxmoe: cmake could not configure the build; its message is above.")
-        if subprocess.run(build).returncode:
+        if not self.configure(configure, directory):
+            sys.exit(f"mxmoe: cmake could not configure the build (compiler: {compiler}); its message is above.")
+        jobs = str(self.parallel or len(os.sched_getaffinity(0)))
+        failed = subprocess.run([cmake, "--build", str(directory), "--target", "_C", "--parallel", jobs]).returncode
+        built_with.write_text(compiler)
+        if failed:
             sys.exit("mxmoe: the C++ core did not compile; the compiler's message is above.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as beside:  # renamed into place: never a half-written module
+            os.replace(shutil.copy(next(directory.glob("_C.*")), beside), target)
 
     @staticmethod
-    def configure(command, build_dir) -> bool:
-        """Configure; a cache left by another generator, path or interrupted run is dropped once and configured anew."""
+    def configure(command: list[str], directory: Path) -> bool:
+        """Whether cmake accepts; a cache left by another source path or cmake is dropped once and made anew."""
+        cached = (directory / "CMakeCache.txt").exists()
         if subprocess.run(command).returncode == 0:
             return True
-        shutil.rmtree(build_dir)
-        build_dir.mkdir(parents=True)
+        if not cached:
+            return False
+        shutil.rmtree(directory)
+        directory.mkdir()
         return subprocess.run(command).returncode == 0
 
 
-require_writable_tree()
-setup(ext_modules=[Extension("mxmoe._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+if __name__ == "__main__":
+    require_writable(ROOT)
+    setup(ext_modules=[Extension("mxmoe._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,71 @@
+"""What this installation is and can do: versions, CPU, devices, and the table verb x backend x format (`mxmoe info`).
+
+The table is made from each backend's `SUPPORTS`; the README holds a copy, which a test compares.
+"""
+
+import os
+import platform
+from pathlib import Path
+
+import numpy
+import torch
+
+import mxmoe
+from mxmoe import backends
+
+VERBS = (
+    "quantize", "dequantize", "swizzle_scales", "route", "route_backward", "sort_by_expert", "permute", "unpermute",
+    "unpermute_backward", "grouped_mm", "grouped_mm_wgrad", "swiglu", "swiglu_backward", "moe_decode",
+)  # fmt: skip
+FORMATS = ("fp32", "bf16", "fp16", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "int32")
+
+
+def support() -> tuple[dict[str, frozenset[tuple[str, str]]], dict[str, str]]:
+    """(SUPPORTS of every backend that is usable here, the reason for every one that is not)."""
+    usable, missing = {}, {}
+    for name in backends.BACKENDS:
+        try:
+            usable[name] = backends.get(name).SUPPORTS
+        except ImportError as error:
+            missing[name] = str(error)
+    return usable, missing
+
+
+def table(supports: dict[str, frozenset[tuple[str, str]]]) -> str:
+    """Markdown: a row per verb, a column per format; a cell has the initials of the backends that do that verb in that format."""
+    cells = [["verb", *FORMATS]]
+    for verb in VERBS:
+        backends_of = [[name[0].upper() for name, pairs in supports.items() if (verb, format) in pairs] for format in FORMATS]
+        cells.append([f"`{verb}`", *(" ".join(initials) or "-" for initials in backends_of)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def cpu_model() -> str:
+    """The CPU's own name, from /proc/cpuinfo, else its architecture."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} ({platform.machine()})" if names else platform.machine()
+
+
+def report() -> str:
+    """The text of `mxmoe info`."""
+    usable, missing = support()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    lines = [
+        f"mxmoe    {mxmoe.__version__} in {Path(mxmoe.__file__).parent}",
+        f"python   {platform.python_version()}   torch {torch.__version__}   numpy {numpy.__version__}",
+        f"cpu      {cpu_model()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        f"devices  cpu{''.join(f', {name} (no backend for it yet)' for name in gpus)}",
+    ]
+    if "host" in usable:
+        from mxmoe import _C
+
+        isas = _C.isas()
+        lines.append(f"isa      {_C.default_isa()} (runs here: {', '.join(isas)}); core {_C.__file__}")
+    lines += [f"{name}: {reason}" for name, reason in missing.items()]
+    legend = ", ".join(f"{name[0].upper()} {name}" for name in usable)
+    return "\n".join([*lines, "", table(usable), "", f"{legend}, - none"])
