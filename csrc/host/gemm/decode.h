@@ -197,9 +197,15 @@ MXMOE_INLINE __m512i scale_bf16(__m512i x, __m512i exponent) {
       _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f));
   return _mm512_mask_add_epi16(x, finite, x, exponent);
 }
-MXMOE_INLINE int16_t exponent_bf16(uint8_t s) {
-  return static_cast<int16_t>((s - 127) * 128);
-}
+// What scale byte s adds, from a table so that broadcasting it is one load.
+struct ExponentTable {
+  int16_t of[256]{};
+};
+static constexpr ExponentTable kExponents = [] {
+  ExponentTable t;
+  for (int s = 0; s < 256; ++s) t.of[s] = static_cast<int16_t>((s - 127) * 128);
+  return t;
+}();
 
 // The 16 values of E2M1 times a block scale, as BF16.
 template <Element E>
@@ -235,7 +241,7 @@ MXMOE_INLINE void decode_bf16(const CodeBytes& table, const uint8_t* const value
     __m512i codes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(valid, values[0] + k));
     codes = _mm512_inserti64x4(codes, _mm256_maskz_loadu_epi8(valid, values[1] + k), 1);
     bf16_from_codes(table, codes, out[0], out[1]);
-    for (int i = 0; i < 2; ++i) out[i] = scale_bf16(out[i], _mm512_set1_epi16(exponent_bf16(scales[i][k / 32])));
+    for (int i = 0; i < 2; ++i) out[i] = scale_bf16(out[i], _mm512_set1_epi16(kExponents.of[scales[i][k / 32]]));
   }
 }
 

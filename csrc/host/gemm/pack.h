@@ -34,28 +34,51 @@ MXMOE_INLINE void transpose16(__m512i r[16]) {
   for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
-// BF16 panel from lines whose contraction is contiguous: decode 16 lines x 32 elements, transpose the pairs.
+// 16 lines x 32 elements from k on, decoded and transposed: word s of line i to out[s * 64 + i]. Past num_lines and
+// count: zero.
+template <Element E>
+MXMOE_INLINE void pack_pair_block(const CodeBytes& table, const LineFormat& f, const Lines& lines, int num_lines,
+                                  int64_t k, int count, uint32_t* out) {
+  __m512i words[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    const uint8_t *values[2], *scales[2];
+    for (int j = 0; j < 2; ++j) {
+      const int64_t line = i + j < num_lines ? i + j : 0;
+      values[j] = lines.values + line * f.line_stride, scales[j] = lines.scales + line * f.scale_stride;
+    }
+    decode_bf16<E>(table, values, scales, k, count, words + i);
+    for (int j = 0; j < 2; ++j)
+      if (i + j >= num_lines) words[i + j] = _mm512_setzero_si512();
+  }
+  transpose16(words);
+#pragma GCC unroll 16
+  for (int s = 0; s < 16; ++s)
+    if (s < (count + 1) / 2) _mm512_store_si512(out + s * kPanel, words[s]);
+}
+
+// BF16 panel from lines whose contraction is contiguous, 16 lines at a time while the next 16 are fetched.
 template <Element E>
 static void pack_pairs_from_rows(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0,
                                  int64_t n, uint32_t* out) {
   const CodeBytes table = code_bytes<E>();
-  for (int64_t k = 0; k < n; k += 32, out += 16 * kPanel) {
-    const int count = n - k < 32 ? static_cast<int>(n - k) : 32;
-    for (int first = 0; first < kPanel; first += 16) {
-      __m512i words[16];
-#pragma GCC unroll 8
-      for (int i = 0; i < 16; i += 2) {
-        const uint8_t *values[2], *scales[2];
-        for (int j = 0; j < 2; ++j) {
-          int64_t line = line0 + (first + i + j < num_lines ? first + i + j : 0);
-          values[j] = lines.values + line * f.line_stride, scales[j] = lines.scales + line * f.scale_stride;
-        }
-        decode_bf16<E>(table, values, scales, k0 + k, count, words + i);
-        for (int j = 0; j < 2; ++j)
-          if (first + i + j >= num_lines) words[i + j] = _mm512_setzero_si512();
+  for (int first = 0; first < kPanel; first += 16, out += 16) {
+    const int present = num_lines - first < 16 ? num_lines - first : 16;
+    if (present <= 0) {
+      for (int64_t s = 0; s < (n + 1) / 2; ++s) _mm512_store_si512(out + s * kPanel, _mm512_setzero_si512());
+      continue;
+    }
+    const Lines block{lines.values + (line0 + first) * f.line_stride, lines.scales + (line0 + first) * f.scale_stride,
+                      nullptr};
+    uint32_t* to = out;
+    for (int64_t k = 0; k < n; k += 32, to += 16 * kPanel) {
+      if (present == 16 && n - k >= 32) {
+        const uint8_t* next = at<E>(block.values + 16 * f.line_stride, f.k_stride, k0 + k);
+        for (int i = 0; i < 16; ++i) __builtin_prefetch(next + i * f.line_stride);
+        pack_pair_block<E>(table, f, block, 16, k0 + k, 32, to);
+      } else {
+        pack_pair_block<E>(table, f, block, present, k0 + k, static_cast<int>(n - k < 32 ? n - k : 32), to);
       }
-      transpose16(words);
-      for (int s = 0; s < (count + 1) / 2; ++s) _mm512_store_si512(out + s * kPanel + first, words[s]);
     }
   }
 }
@@ -91,9 +114,14 @@ static void pack_pairs_from_columns(const LineFormat& f, const Lines& lines, int
     if constexpr (is_scaled(E)) {
       if (k % 32 == 0) {
         const uint8_t* scales = lines.scales + line0 * f.scale_stride + (k0 + k) / 32;
-        for (int i = 0; i < num_lines; ++i) exponents[i] = exponent_bf16(scales[i * f.scale_stride]);
+        for (int i = 0; i < num_lines; ++i) exponents[i] = kExponents.of[scales[i * f.scale_stride]];
         for (int h = 0; h < 2; ++h) scale[h] = _mm512_load_si512(exponents + 32 * h);
       }
+    }
+    for (int i = 0; i < 2; ++i) {  // a row of the source is a page away from the next: no hardware prefetch
+      const uint8_t* ahead = values + (k + i + 16) * f.k_stride;
+      __builtin_prefetch(ahead);
+      if (E == Element::kBF16) __builtin_prefetch(ahead + 64);
     }
     __m512i x[2], y[2] = {};
     decode_bf16_lines<E>(table, values + k * f.k_stride, valid, scale, x);
