@@ -92,14 +92,14 @@ class MXTensor:
     x[r, l] = values[r, l] * scales[r, l // block] (* global_scale): here a block of 32 and a tail of 8 that holds 0.001 only.
 
     >>> x = torch.tensor([[1.0, -2.0, 3.5, 448.0] + [0.0] * 28 + [0.001] * 8])
-    >>> t = mxmoe.quantize(x, "mxfp8", backend="reference")
+    >>> t = mxmoe.quantize(x, "mxfp8")
     >>> t
     MXTensor(mxfp8, row, shape (1, 40), plain scales, 42 bytes, cpu)
     >>> t.scales.view(torch.uint8)  # 448 / 448 <= 2^0: byte 127; 0.001 / 448 <= 2^-18: byte 127 - 18
     tensor([[127, 109]], dtype=torch.uint8)
     >>> t.values.view(torch.uint8)[0, [0, 1, 2, 3, 4, 32]]  # E4M3 codes of 1, -2, 3.5, 448, 0 and of 0.001 * 2^18 = 262.1
     tensor([ 56, 192,  70, 126,   0, 120], dtype=torch.uint8)
-    >>> t.dequantize(backend="reference")[0, [0, 1, 2, 3, 32]].tolist()  # 262.1 became 256, and 256 * 2^-18 is
+    >>> t.dequantize()[0, [0, 1, 2, 3, 32]].tolist()  # 262.1 became 256, and 256 * 2^-18 is
     [1.0, -2.0, 3.5, 448.0, 0.0009765625]
 
     It is plain data: a pytree of its tensors (torch.compile, tree_map), picklable, loadable by torch.load(weights_only=True) once

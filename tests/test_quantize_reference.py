@@ -2,6 +2,7 @@
 Every test runs on each backend."""
 
 import math
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -269,24 +270,30 @@ def test_q37_quantizing_again_changes_nothing(backend, format, mode):
 # Outside oracles.
 
 
-@pytest.mark.parametrize("mode", ["rceil", "floor"])
-@pytest.mark.parametrize("format", MX_FORMATS)
-def test_equals_torchao_on_finite_blocks_with_scale_byte_1_or_more(backend, format, mode):
+@cache
+def from_torchao(format: str, mode: str, source: torch.dtype):
+    """(input, scales, values) of its to_mx."""
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
+    dtype = torch.float4_e2m1fn_x2 if format == "mxfp4" else FORMATS[format].values_dtype
+    x = boundary_inputs(1500, 128, 3, source)
+    return x, *to_mx(x, dtype, 32, ScaleCalculationMode[mode.upper()])
+
+
+@pytest.mark.parametrize("mode", ["rceil", "floor"])
+@pytest.mark.parametrize("format", MX_FORMATS)
+def test_equals_torchao_on_finite_blocks_with_scale_byte_1_or_more(backend, format, mode):
     fmt = FORMATS[format]
-    dtype = torch.float4_e2m1fn_x2 if format == "mxfp4" else fmt.values_dtype
     for source in (torch.float32, torch.bfloat16):
-        x = boundary_inputs(2000, 128, 3, source)
-        scales, values = to_mx(x, dtype, 32, ScaleCalculationMode[mode.upper()])
+        x, scales, values = from_torchao(format, mode, source)
         t = backend.quantize(x, format, scale_mode=mode)
         promised = scales_of(t) >= 1
         if mode == "rceil":  # its eager path takes ceil(log2(amax / max)), and FP32 log2 hides an excess below about 2^-17
             exponent = (x.unflatten(1, (-1, 32)).abs().amax(2).double() / fmt.max).log2()
             excess = exponent - exponent.floor()
             promised &= ~((excess > 0) & (excess < 2**-17))
-        assert promised.sum() > 4000
+        assert promised.sum() > 3000
         assert torch.equal(scales.view(torch.uint8)[promised], scales_of(t)[promised])
         by_block = [v.view(torch.uint8).reshape(*promised.shape, -1) for v in (values, t.values)]
         assert torch.equal(by_block[0][promised], by_block[1][promised])
