@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -300,6 +301,20 @@ def test_t17_killed_while_saving(tmp_path):
     assert Checkpoints(tmp_path).load() == {"step": 10}
 
 
+def test_t17_full_disk_leaves_the_previous_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(10, {"step": 10})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises((OSError, RuntimeError)):
+            checkpoints.save(20, {"x": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010.pt"]
+    assert Checkpoints(tmp_path).load() == {"step": 10}
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2, 3, 4):
@@ -351,7 +366,7 @@ def start(config, *arguments: str) -> subprocess.Popen:
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     run_dir = Path(config.run_dir)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not any(p.read_text().count("\n") >= 2 for p in run_dir.rglob("metrics.jsonl")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -363,9 +378,9 @@ def start(config, *arguments: str) -> subprocess.Popen:
 def test_signal_leaves_a_checkpoint_that_resumes(config, number):
     process = start(config, "run", *options(config, recipe="bf16", steps=100000))
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number, err
-    assert f"python -m training run --resume --run-dir {config.run_dir}" in out
+    assert f"-m training run --resume --run-dir {config.run_dir}" in out
     resumed = Trainer.resume(config.run_dir)
     assert resumed.step >= 2
     assert f"stopped at step {resumed.step} of 100000" in out
@@ -380,9 +395,9 @@ def test_demo_compares_recipes_and_resumes_after_ctrl_c(config, capsys):
     demo = ["demo", *options(config, steps=30), "--recipes", "bf16", "nvfp4"]
     process = start(config, *demo)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert f"python -m training demo --resume --run-dir {config.run_dir}" in out
+    assert f"-m training demo --resume --run-dir {config.run_dir}" in out
     run_dir = Path(config.run_dir)
     assert (run_dir / "loss.png").exists()
     assert main(demo) == 2

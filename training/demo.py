@@ -1,6 +1,9 @@
 """The two programs: one recipe, and several recipes from the same weights on the same data, side by side."""
 
 import json
+import shlex
+import shutil
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +16,14 @@ from training.report import plot_losses, table, time_moe
 from training.train import Trainer, prepare_run_dir
 
 RECIPES = ("bf16", "mxfp8", "nvfp4")
-DEFAULTS = dict(run_dir="runs/demo", steps=150, warmup_steps=15, eval_every=25, save_every=75)
+DEFAULTS = dict(run_dir="runs/demo", steps=120, warmup_steps=12, eval_every=20, eval_windows=24, save_every=60)
 CALIBRATION_STEPS = 4  # the fastest counts
+
+
+def resume_command(program: str, run_dir: Path) -> str:
+    """What to type to go on, with this very interpreter."""
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join([python, "-m", "training", program, "--resume", "--run-dir", str(run_dir)])
 
 
 def run(config: Config, changes: dict, *, resume: bool, overwrite: bool) -> int:
@@ -23,7 +32,7 @@ def run(config: Config, changes: dict, *, resume: bool, overwrite: bool) -> int:
     Returns the process's exit status.
     """
     trainer = Trainer.resume(config.run_dir, changes) if resume else Trainer.start(config, overwrite=overwrite)
-    status = trainer.run(f"python -m training run --resume --run-dir {config.run_dir}")
+    status = trainer.run(resume_command("run", trainer.run_dir))
     draw([trainer.run_dir], trainer.run_dir)
     if status == 0:
         compare([trainer.run_dir], trainer.run_dir)
@@ -47,7 +56,7 @@ def demo(config: Config, recipes: list[str], minutes: float | None, *, resume: b
             trainer = Trainer.resume(run_dir)
         else:
             trainer = Trainer.start(replace(config, recipe=recipe, run_dir=str(run_dir)))
-        status = trainer.run(f"python -m training demo --resume --run-dir {root}")
+        status = trainer.run(resume_command("demo", root))
         draw(run_dirs, root)
         if status:
             return status

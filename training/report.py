@@ -121,12 +121,20 @@ def plot_losses(records: list[dict], path: Path, title: str) -> None:
 
 
 def _draw_losses(axis: Axes, training: dict[str, dict[int, float]], heldout: dict[str, dict[int, float]]) -> None:
-    for recipe, losses in training.items():
+    for rank, (recipe, losses) in enumerate(training.items()):  # thinner and thinner: curves that coincide stay visible
         colour, points = COLOURS[recipe], heldout[recipe]
         axis.plot(losses.keys(), losses.values(), color=colour, alpha=0.13, linewidth=0.8)
-        axis.plot(losses.keys(), smooth(list(losses.values())), color=colour, alpha=0.9, linewidth=1.8)
+        axis.plot(losses.keys(), smooth(list(losses.values())), color=colour, linewidth=max(1.4, 4.2 - 1.4 * rank))
         label = f"{recipe}   held-out {list(points.values())[-1]:.3f}" if points else recipe
-        axis.plot(points.keys(), points.values(), "o", color=colour, label=label, zorder=3, **MARKER)
+        axis.plot(
+            points.keys(),
+            points.values(),
+            "o",
+            color=colour,
+            label=label,
+            zorder=3,
+            **MARKER | dict(markersize=max(5, 10 - 2.5 * rank)),
+        )
     axis.set_ylabel("loss, nats per token")
     axis.legend(frameon=False, loc="upper right")
 
