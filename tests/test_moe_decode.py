@@ -1,0 +1,78 @@
+"""moe_decode of each backend; that its bytes are the layer's is in test_layer.py."""
+
+import pytest
+import torch
+
+from mxmoe.formats import FORMATS, QuantizeOptions
+from mxmoe.recipes import SwiGLU
+from tests.gemm_cases import operand
+from tests.helpers import assert_same_bits, backend_fixture, num_threads, poisoned
+
+D, F, E, K = 96, 48, 5, 2
+FORMATS_OF = [("fp32", "fp32"), ("bf16", "bf16"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("mxfp4", "bf16")]  # weights, activations
+backend = backend_fixture("moe_decode")
+
+
+def case(weight_format, act_format, tokens=7):
+    x = torch.randn(tokens, D).to(torch.float32 if act_format == "fp32" else torch.bfloat16)
+    ids = torch.randint(-1, E - 1, (tokens, K), dtype=torch.int32)  # the last expert has no token
+    w13, w2 = operand(torch.randn(E, 2 * F, D) / 8, weight_format), operand(torch.randn(E, D, F) / 8, weight_format)
+    return x, ids, torch.rand(tokens, K), w13, torch.randn(E, 2 * F), w2, torch.randn(E, D)
+
+
+def decode(backend, x, ids, weights, w13, b13, w2, b2, act_format):
+    """x: a tensor, or an operand in a block format."""
+    out = poisoned((ids.shape[0], D), torch.float32)
+    source = x if isinstance(x, tuple) else (x, None, None, "fp32" if x.dtype == torch.float32 else "bf16")
+    backend.run(
+        "moe_decode", source, ids, weights, w13, b13, w2, b2, SwiGLU(), False, act_format, QuantizeOptions(), out
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize(("weight_format", "act_format"), FORMATS_OF)
+def test_a_token_does_not_depend_on_its_batch(backend, weight_format, act_format):
+    x, ids, weights, *experts = case(weight_format, act_format)
+    y = decode(backend, x, ids, weights, *experts, act_format)
+    for rows in ([3], [6, 0], [4, 1, 1, 5]):
+        got = decode(backend, x[rows], ids[rows], weights[rows], *experts, act_format)
+        if backend.name == "host":
+            assert_same_bits(got, y[rows])
+        else:
+            torch.testing.assert_close(got, y[rows], rtol=2**-6, atol=2**-4)
+    with num_threads(1):
+        assert_same_bits(decode(backend, x, ids, weights, *experts, act_format), y)
+
+
+def test_equals_a_loop_over_tokens_in_fp32(backend):
+    x, ids, weights, w13, b13, w2, b2 = case("fp32", "fp32")
+    expected = torch.zeros(7, D)
+    for t in range(7):
+        for k in range(K):
+            e = int(ids[t, k])
+            if e >= 0:
+                gate, up = (w13[0][e] @ x[t] + b13[e]).chunk(2)
+                expected[t] += weights[t, k] * (w2[0][e] @ (torch.nn.functional.silu(gate) * up) + b2[e])
+    torch.testing.assert_close(decode(backend, x, ids, weights, w13, b13, w2, b2, "fp32"), expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_tokens_that_arrive_quantized(backend, format):
+    x, ids, weights, *experts = case(format, format)
+    expected = decode(backend, x, ids, weights, *experts, format)
+    assert_same_bits(decode(backend, operand(x, format), ids, weights, *experts, format), expected)
+
+
+def test_experts_without_a_token_are_not_read(backend):
+    x, ids, weights, w13, b13, w2, b2 = case("bf16", "bf16")
+    y = decode(backend, x, ids, weights, w13, b13, w2, b2, "bf16")
+    for t in (w13[0], b13, w2[0], b2):
+        t[E - 1] = float("nan")
+    assert_same_bits(decode(backend, x, ids, weights, w13, b13, w2, b2, "bf16"), y)
+    assert y.isfinite().all()
+
+
+def test_no_tokens_and_no_experts(backend):
+    x, ids, weights, *experts = case("mxfp8", "mxfp8")
+    assert not decode(backend, x, torch.full_like(ids, -1), weights, *experts, "mxfp8").any()
+    assert decode(backend, x[:0], ids[:0], weights[:0], *experts, "mxfp8").shape == (0, D)
