@@ -30,7 +30,7 @@ class Checkpoints:
         return sorted((p for p in self.directory.glob("step-*.pt") if re.fullmatch(r"step-\d{8}\.pt", p.name)), reverse=True)
 
     def save(self, step: int, state: dict) -> Path:
-        """Writes the state of `step` and removes all but the newest KEEP files known to be intact."""
+        """Writes the state of `step` and removes all but the newest KEEP files known to be intact. OSError on a full disk."""
         path = self.directory / f"step-{step:08d}.pt"
         if path in self.intact:
             return path
@@ -41,8 +41,10 @@ class Checkpoints:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except BaseException:  # a full disk, a second Ctrl-C
+        except BaseException as error:  # a full disk, a second Ctrl-C
             temporary.unlink(missing_ok=True)
+            if isinstance(error.__context__, OSError):  # torch's writer reports the reason as an internal error of its own
+                raise OSError(f"checkpoint {path} cannot be written: {error.__context__.strerror}") from error
             raise
         if path.exists():  # damaged, or it would be in `intact`
             path.rename(path.with_suffix(".damaged"))
