@@ -355,6 +355,8 @@ def test_a_run_is_neither_overwritten_nor_resumed_by_accident(config, capsys):
     assert "--resume or replace it with --overwrite" in capsys.readouterr().err
     assert main([*run[:-1], "4", "--resume"]) == 0
     assert json.loads(Path(config.run_dir, "result.json").read_text())["steps"] == 4
+    assert main([*run, "--overwrite", "--seq-len", "1000000"]) == 2
+    assert Checkpoints(Path(config.run_dir, "checkpoints")).load()["step"] == 4  # a mistake cost nothing
     assert main([*run, "--overwrite"]) == 0
     assert [r["step"] for r in read_metrics(Path(config.run_dir, "metrics.jsonl")) if "loss" in r] == [1, 2]
 

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted outside the training loop; finished checkpoints are kept", file=sys.stderr)
+        print("interrupted; finished checkpoints are kept", file=sys.stderr)
         return 130
 
 

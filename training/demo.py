@@ -13,7 +13,7 @@ from training.data import Windows, load_tokens
 from training.metrics import read_metrics, write_metrics
 from training.model import Model
 from training.report import plot_losses, table, time_moe
-from training.train import Trainer, prepare_run_dir
+from training.train import Trainer, clear_run_dir, prepare_run_dir
 
 RECIPES = ("bf16", "mxfp8", "nvfp4")
 DEFAULTS = dict(run_dir="runs/demo", steps=120, warmup_steps=12, eval_every=20, eval_windows=24, save_every=60)
@@ -70,10 +70,11 @@ def start_plan(root: Path, config: Config, recipes: list[str], minutes: float | 
     prepare_run_dir(root)
     if (root / "demo.json").exists() and not overwrite:
         raise FileExistsError(f"{root} holds a demo: continue it with --resume or replace it with --overwrite")
-    for recipe in recipes:
-        prepare_run_dir(root / recipe, overwrite=True)
     if minutes:
         config = replace(config, steps=steps_for(config, recipes, minutes))
+    Trainer(replace(config, recipe=recipes[0]))  # a mistake in the configuration must not cost the old demo
+    for recipe in recipes:
+        clear_run_dir(root / recipe)
     (root / "demo.json").write_text(json.dumps({"recipes": recipes, "config": asdict(config)}, indent=1) + "\n")
     return config
 

@@ -17,10 +17,8 @@ RENAMED = {
     "mlp.w13": "mlp.experts.gate_up_proj",
     "mlp.w2": "mlp.experts.down_proj",
 }
-SWIGLU = {
-    "mlp.shared_w": "mlp.shared_experts.",
-    "mlp.w": "mlp.",
-}  # our prefix of w13 and w2 -> their prefix of the projections
+# Our prefix of the two matrices of a SwiGLU, w13 and w2 -> their prefix of its three projections.
+SWIGLU = {"mlp.shared_w": "mlp.shared_experts.", "mlp.w": "mlp."}
 
 
 def config_from_hf(config, recipe: str = "bf16") -> ModelConfig:

@@ -96,7 +96,8 @@ def prepare_run_dir(run_dir: Path, *, resume: bool = False, overwrite: bool = Fa
     """Makes the directory and proves that it can be written, before any time is spent.
 
     FileExistsError where it holds a run and neither `resume` nor `overwrite` is given; FileNotFoundError where there
-    is nothing to resume; OSError where it cannot be written."""
+    is nothing to resume; OSError where it cannot be written.
+    """
     has_checkpoint = any((run_dir / "checkpoints").glob("step-*.pt"))
     if resume and not has_checkpoint:
         raise FileNotFoundError(f"nothing to resume: no checkpoint in {run_dir / 'checkpoints'}")
@@ -108,11 +109,14 @@ def prepare_run_dir(run_dir: Path, *, resume: bool = False, overwrite: bool = Fa
             pass
     except OSError as error:
         raise OSError(f"run directory {run_dir} cannot be written: {error.strerror}") from error
-    if overwrite:
-        for name in ("checkpoints", "tensorboard"):
-            shutil.rmtree(run_dir / name, ignore_errors=True)
-        for name in ("metrics.jsonl", "config.json", "result.json"):
-            (run_dir / name).unlink(missing_ok=True)
+
+
+def clear_run_dir(run_dir: Path) -> None:
+    """Removes what a run has written there and nothing else."""
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "config.json", "result.json"):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def resumed_config(saved: dict, changes: dict) -> Config:
@@ -147,6 +151,7 @@ class Trainer:
     def start(cls, config: Config, *, overwrite: bool = False) -> "Trainer":
         prepare_run_dir(Path(config.run_dir), overwrite=overwrite)
         trainer = cls(config)
+        clear_run_dir(trainer.run_dir)  # only now: a mistake in the configuration must not cost the old run
         (trainer.run_dir / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
         return trainer
 
