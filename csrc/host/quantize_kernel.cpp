@@ -2,6 +2,7 @@
 // are read once and give both copies. A scope larger than a row takes a pass of its own for its amax.
 #include "host/emit.h"
 #include "host/quantize.h"
+#include "host/quantize_bf16.h"
 #include "host/threads.h"
 #include "host/tile.h"
 #include "layout.h"
@@ -9,7 +10,8 @@
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
 
-constexpr int64_t kSpan = 2048;  // columns of a task
+constexpr int64_t kSpan = 2048;                      // columns of a task
+constexpr int64_t kStreamBytes = int64_t{16} << 20;  // from this output size on, stores bypass the caches
 
 int64_t min64(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -40,7 +42,9 @@ class Quantizer {
         num_rows(a.x.sizes[1]),
         num_cols(a.x.sizes[2]),
         long_rows(!a.column && !a.block_2d && a.x.strides[2] == 1),
-        row_scope(Facts::kGlobalScale && a.scope == Scope::kRow) {
+        row_scope(Facts::kGlobalScale && a.scope == Scope::kRow),
+        in_bf16(long_rows && a.x.dtype == DType::kBF16 && !a.stochastic && !a.hadamard),
+        stream(a.x.sizes[0] * num_rows * num_cols >= kStreamBytes) {
     const int64_t padded = num_cols > 0 ? round_up(num_cols, 32) : 32;
     tile_cols = static_cast<int>(long_rows ? min64(padded, kTileElements) : kTileCols);
     tile_rows = static_cast<int>(long_rows ? min64(kTileElements / tile_cols, kTileRows) : kTileRows);
@@ -48,30 +52,38 @@ class Quantizer {
   }
 
   void run(int threads) {
-    const int64_t spans = row_scope ? 1 : ceil_div(num_cols, span);
     if (Facts::kGlobalScale && !row_scope) {
       auto* amax = static_cast<uint32_t*>(workspace(WorkspaceSlot::kA, 2 * (a.num_segments + 1) * sizeof(uint32_t)));
       memset(amax, 0, 2 * a.num_segments * sizeof(uint32_t));
       uint32_t *row_amax = amax, *column_amax = a.hadamard ? amax + a.num_segments : amax;
-      parallel(threads, a.num_tiles * spans, [&](int64_t task, int) {
-        scope_amax(a.tiles[task / spans], task % spans * span, row_amax, column_amax);
+      for_each_task(threads, [&](const RowTile& rows, int64_t begin, int64_t end) {
+        scope_amax(rows, begin, end, row_amax, column_amax);
       });
       for (int64_t i = 0; i < a.num_segments; ++i) {
         if (a.row) a.row.global_scale[i] = global_scale_of(row_amax[i], a.four_six);
         if (a.column) a.column.global_scale[i] = global_scale_of(column_amax[i], a.four_six);
       }
     }
-    parallel(threads, a.num_tiles * spans,
-             [&](int64_t task, int) { quantize_task(a.tiles[task / spans], task % spans * span); });
+    for_each_task(threads, [&](const RowTile& rows, int64_t begin, int64_t end) { quantize_task(rows, begin, end); });
   }
 
  private:
   using Facts = FormatFacts<kFormat>;
 
+  // fn(tile of rows, columns begin to end), in parallel.
+  template <typename Fn>
+  void for_each_task(int threads, Fn fn) const {
+    const int64_t spans = row_scope ? 1 : ceil_div(num_cols, span);
+    parallel(threads, a.num_tiles * spans, [&](int64_t task, int) {
+      const int64_t begin = task % spans * span;
+      fn(a.tiles[task / spans], begin, min64(begin + span, num_cols));
+    });
+  }
+
   // fn(row within the tile of rows, column) for every tile of a task, the tile loaded.
   template <typename Fn>
-  void for_each_tile(Tile& t, const RowTile& rows, int64_t row_begin, int64_t row_end, int64_t col_begin, Fn fn) const {
-    const int64_t col_end = min64(col_begin + span, num_cols);
+  void for_each_tile(Tile& t, const RowTile& rows, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                     int64_t col_end, Fn fn) const {
     auto visit = [&](int64_t r, int64_t c) {
       const int64_t left = rows.rows - r;
       t.valid_rows = static_cast<int>(left < 0 ? 0 : min64(left, tile_rows));
@@ -93,11 +105,11 @@ class Quantizer {
     return t.rotated;
   }
 
-  void scope_amax(const RowTile& rows, int64_t col, uint32_t* row_amax, uint32_t* column_amax) const {
+  void scope_amax(const RowTile& rows, int64_t begin, int64_t end, uint32_t* row_amax, uint32_t* column_amax) const {
     if (rows.past_the_end || rows.rows == 0) return;
     Tile t;
     uint32_t row_most = 0, column_most = 0;
-    for_each_tile(t, rows, 0, rows.rows, col, [&](int64_t, int64_t) {
+    for_each_tile(t, rows, 0, rows.rows, begin, end, [&](int64_t, int64_t) {
       auto most = [&](const float* x) { return amax_bits(x, t.rows * t.cols); };
       if (a.row || !a.hadamard) row_most = larger(row_most, most(contracted<false>(t)));
       if (a.column && a.hadamard) column_most = larger(column_most, most(contracted<true>(t)));
@@ -107,34 +119,54 @@ class Quantizer {
     if (a.hadamard) atomic_max(column_amax + segment, column_most);
   }
 
-  void quantize_task(const RowTile& rows, int64_t col) const {
+  void quantize_task(const RowTile& rows, int64_t begin, int64_t end) const {
     if (rows.past_the_end) {
-      if (a.row) zero_rows(a, rows, col, min64(span, num_cols - col));
+      if (a.row) zero_rows(a, rows, begin, end - begin);
       return;
     }
+#if defined(MXMOE_ISA_AVX512)
+    if constexpr (Facts::Element::kBits == 8) {
+      if (in_bf16) begin += bf16_rows(rows, begin, end);
+    }
+#endif
     Tile t;
     if (row_scope) {
       for (int64_t r = 0; r < rows.rows; r += tile_rows) quantize_rows_in_row_scope(t, rows, r);
       return;
     }
-    const int64_t end = a.column ? rows.padded_rows : rows.rows, segment = a.scope == Scope::kTensor ? 0 : rows.group;
-    for_each_tile(t, rows, 0, end, col, [&](int64_t r, int64_t c) {
+    const int64_t last = a.column ? rows.padded_rows : rows.rows, segment = a.scope == Scope::kTensor ? 0 : rows.group;
+    for_each_tile(t, rows, 0, last, begin, end, [&](int64_t r, int64_t c) {
       if (a.row) row_copy(t, rows, r, c, [&](int) { return a.row.global_scale[segment]; });
       if (a.column) column_copy(t, rows, r, c, segment);
     });
   }
 
+#if defined(MXMOE_ISA_AVX512)
+  // The whole blocks of a task; returns the columns done.
+  int64_t bf16_rows(const RowTile& rows, int64_t col, int64_t end) const {
+    const int64_t blocks = (end - col) / 32;
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const int64_t line = rows.batch * num_rows + rows.row + r;
+      const auto* x = a.x.ptr<uint16_t>() + rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + col;
+      uint8_t* scales = a.row.scales + line * ceil_div(num_cols, 32) + col / 32;
+      quantize_bf16_row<typename Facts::Element>(x, blocks, a.floor, stream, a.row.values + line * num_cols + col,
+                                                 scales);
+    }
+    return blocks * 32;
+  }
+#endif
+
   // The rows are read twice, the second time from cache.
   void quantize_rows_in_row_scope(Tile& t, const RowTile& rows, int64_t first) const {
     const int64_t end = min64(first + tile_rows, rows.rows);
     uint32_t amax[kTileRows] = {};
-    for_each_tile(t, rows, first, end, 0, [&](int64_t, int64_t) {
+    for_each_tile(t, rows, first, end, 0, num_cols, [&](int64_t, int64_t) {
       const float* x = contracted<false>(t);
       for (int i = 0; i < t.valid_rows; ++i) amax[i] = larger(amax[i], amax_bits(x + i * t.cols, t.cols));
     });
     float* global = a.row.global_scale + rows.batch * num_rows + rows.row + first;
     for (int64_t i = 0; i < end - first; ++i) global[i] = global_scale_of(amax[i], a.four_six);
-    for_each_tile(t, rows, first, end, 0, [&](int64_t r, int64_t c) {
+    for_each_tile(t, rows, first, end, 0, num_cols, [&](int64_t r, int64_t c) {
       row_copy(t, rows, r, c, [&](int i) { return i < t.valid_rows ? global[i] : 1.0f; });
     });
   }
@@ -189,7 +221,8 @@ class Quantizer {
 
   const QuantizeArgs& a;
   const int64_t num_rows, num_cols;
-  const bool long_rows, row_scope;  // long_rows: tiles of few, long rows instead of 32 x 64
+  const bool long_rows;  // tiles of few, long rows instead of 32 x 64
+  const bool row_scope, in_bf16, stream;
   int tile_cols, tile_rows;
   int64_t span;
 };
