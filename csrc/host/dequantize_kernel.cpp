@@ -1,4 +1,4 @@
-// dequantize: tiles of 2048 elements, fetch codes and scales -> decode to FP32 -> round to the output's dtype.
+// dequantize: tile by tile, fetch codes and scales -> decode to FP32 -> round to the output's dtype.
 #include "host/decode.h"
 #include "host/dequantize.h"
 #include "host/threads.h"
@@ -16,7 +16,7 @@ int64_t min64(int64_t a, int64_t b) {
 
 template <DType D>
 void store_tile(const Tile& t, stored<D>* out, int64_t row_stride, int64_t col_stride) {
-  alignas(64) stored<D> line[kTileElements];
+  alignas(64) stored<D> line[kLongElements];
   for (int r = 0; r < t.valid_rows; ++r) {
     for (int c = 0; c < t.cols; c += kLanes) store_elements<D>(line + c, load<f32>(t.values + r * t.cols + c));
     stored<D>* to = out + r * row_stride;
@@ -45,7 +45,7 @@ class Dequantizer {
     parallel(threads, a.num_tiles * spans, [&](int64_t task, int) {
       const RowTile& rows = a.tiles[task / spans];
       const int64_t begin = task % spans * kSpan, end = min64(begin + kSpan, num_cols);
-      const int height = kColumn ? kTileRows : 1, width = kColumn ? kTileCols : kTileElements;
+      const int height = kColumn ? kTileRows : 1, width = kColumn ? kTileCols : kLongElements;
       Tile t;
       for (int64_t c = begin; c < end; c += width)
         for (int64_t r = 0; r < rows.rows; r += height) {

@@ -1,4 +1,4 @@
-// quantize: the array is cut into tasks (a tile of rows x a span of columns), a task into tiles of 2048 elements that
+// quantize: the array is cut into tasks (a tile of rows x a span of columns), a task into tiles that
 // are read once and give both copies. A scope larger than a row takes a pass of its own for its amax.
 #include "host/emit.h"
 #include "host/quantize.h"
@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kSpan = 2048;                      // columns of a task
 constexpr int64_t kStreamBytes = int64_t{16} << 20;  // from this output size on, stores bypass the caches
+constexpr int64_t kManyTiles = 64;  // enough tasks without cutting rows: 2.5 times faster on rows of 7168
 
 int64_t min64(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -46,9 +47,10 @@ class Quantizer {
         in_bf16(long_rows && a.x.dtype == DType::kBF16 && !a.stochastic && !a.hadamard),
         stream(a.x.sizes[0] * num_rows * num_cols >= kStreamBytes) {
     const int64_t padded = num_cols > 0 ? round_up(num_cols, 32) : 32;
-    tile_cols = static_cast<int>(long_rows ? min64(padded, kTileElements) : kTileCols);
-    tile_rows = static_cast<int>(long_rows ? min64(kTileElements / tile_cols, kTileRows) : kTileRows);
+    tile_cols = static_cast<int>(long_rows ? min64(padded, kLongElements) : kTileCols);
+    tile_rows = static_cast<int>(long_rows ? min64(kLongElements / tile_cols, kTileRows) : kTileRows);
     span = row_scope ? padded : kSpan;  // a whole row where it has one scale
+    if (long_rows && a.num_tiles >= kManyTiles) span = padded;
   }
 
   void run(int threads) {
@@ -93,9 +95,13 @@ class Quantizer {
       load_tile(t, a.x, rows.batch, rows.row + r, c);
       fn(r, c);
     };
-    // A column copy's lines are written down the rows: columns outside, so that what is written stays in cache.
-    for (int64_t c = col_begin; c < col_end; c += tile_cols)
-      for (int64_t r = row_begin; r < row_end; r += tile_rows) visit(r, c);
+    if (long_rows) {
+      for (int64_t r = row_begin; r < row_end; r += tile_rows)
+        for (int64_t c = col_begin; c < col_end; c += tile_cols) visit(r, c);
+    } else {  // a column copy's lines are written down the rows: what is written stays in cache
+      for (int64_t c = col_begin; c < col_end; c += tile_cols)
+        for (int64_t r = row_begin; r < row_end; r += tile_rows) visit(r, c);
+    }
   }
 
   template <bool kColumn>
@@ -152,6 +158,7 @@ class Quantizer {
       quantize_bf16_row<typename Facts::Element>(x, blocks, a.floor, stream, a.row.values + line * num_cols + col,
                                                  scales);
     }
+    if (stream) _mm_sfence();
     return blocks * 32;
   }
 #endif
@@ -208,7 +215,7 @@ class Quantizer {
       mx_scales<typename Facts::Element>(t.blocks, count, a.floor);
     }
     if (a.stochastic) {
-      uint32_t words[kTileElements];
+      uint32_t words[kLongElements];  // of one row
       const uint64_t index = static_cast<uint64_t>((rows.logical_row + r) * num_cols + c);
       const uint32_t copy =
           kColumn && !a.block_2d ? kPhiloxColumnCopy : kPhiloxRowCopy;  // 2-D: both copies hold the same
@@ -221,7 +228,7 @@ class Quantizer {
 
   const QuantizeArgs& a;
   const int64_t num_rows, num_cols;
-  const bool long_rows;  // tiles of few, long rows instead of 32 x 64
+  const bool long_rows;  // tiles of few, long rows instead of 32 x 256
   const bool row_scope, in_bf16, stream;
   int tile_cols, tile_rows;
   int64_t span;

@@ -1,4 +1,4 @@
-// A tile of an array in FP32, small enough for the L1 cache, and the steps of quantization over it:
+// A tile of an array in FP32, small enough for the nearest caches, and the steps of quantization over it:
 //   load -> [rotate] -> block amax -> block scales -> codes (one per byte) -> emit.
 // Blocks run along the rows of the tile (a row copy) or down its columns (kColumn, a column copy): per-block arrays are
 // indexed [row][block] or [block][column], so that every step but the first reduction runs over whole vectors either
@@ -10,7 +10,10 @@
 
 namespace mxmoe::host::MXMOE_ISA {
 
-constexpr int kTileElements = 2048, kTileRows = 32, kTileCols = kTileElements / kTileRows;
+constexpr int kTileRows = 32,
+              kTileCols = 256;  // wide, because walking down 32 rows in narrow steps defeats prefetching
+constexpr int kTileElements = kTileRows * kTileCols;
+constexpr int kLongElements = 2048;  // of a tile of few, long rows: all its arrays fit in L1
 constexpr int kMaxBlocks = kTileElements / 16;
 
 struct Blocks {
