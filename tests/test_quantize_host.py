@@ -9,9 +9,10 @@ from mxmoe.formats import FORMATS
 from tests.helpers import FORMAT_NAMES, MX_FORMATS, Backend, boundary_inputs, differences, values_of
 
 REFERENCE = Backend("reference")
+HOSTS = [Backend("host", isa) for isa in _C.isas()]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # (rows, length): tails in both directions, one element, tiles of 32 x 256 and spans of 2048 crossed, nothing at all.
-SHAPES = ((1, 1), (1, 31), (33, 17), (130, 300), (70, 2090), (0, 64), (5, 0))
+SHAPES = ((1, 1), (1, 31), (33, 17), (130, 300), (34, 2090), (0, 64), (5, 0))
 
 OPTIONS = [(f, {"scale_mode": m}) for f in MX_FORMATS for m in ("rceil", "floor")]
 OPTIONS += [("nvfp4", {"scope": "row"}), ("nvfp4", {"scope": "tensor"})]
@@ -26,22 +27,31 @@ def name(option) -> str:
     return "-".join([option[0], *(f"{k}={v}" for k, v in option[1].items())])
 
 
-@pytest.fixture(params=_C.isas())
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The reference's many small operations on two threads wait for each other where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=HOSTS, ids=str)
 def host(request) -> Backend:
-    return Backend("host", request.param)
+    return request.param
 
 
 def axes(format: str, options: dict) -> tuple[str, ...]:
-    return ("row",) if format == "nvfp4" and options.get("scope", "row") == "row" else ("row", "column", "both")
+    return ("row",) if format == "nvfp4" and options.get("scope", "row") == "row" else ("row", "both")
 
 
-def check(host, x, format, axis, **options):
-    """One call of each backend; returns the host's copies."""
-    pairs = [b.quantize(x, format, axis, **options) for b in (REFERENCE, host)]
-    expected, got = (p if axis == "both" else (p,) for p in pairs)
-    for e, g in zip(expected, got, strict=True):
-        assert differences(e, g) == 0, (format, axis, options, tuple(x.shape), x.dtype)
-    return got
+def check(x, format, axis, **options):
+    """One call of the reference, one of each instruction set: no byte differs."""
+    expected = REFERENCE.quantize(x, format, axis, **options)
+    for host in HOSTS:
+        got = host.quantize(x, format, axis, **options)
+        pairs = zip(expected, got, strict=True) if axis == "both" else [(expected, got)]
+        assert [differences(e, g) for e, g in pairs] in ([0], [0, 0]), (str(host), axis, options, x.shape, x.dtype)
 
 
 def same_floats(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -52,40 +62,40 @@ def same_floats(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=name)
-def test_equals_the_reference(host, option):
+def test_equals_the_reference(option):
     format, options = option
     for seed, shape in enumerate(SHAPES):
-        for dtype in DTYPES:
+        for dtype in DTYPES if min(shape) < 32 else (DTYPES[seed % 3], torch.bfloat16):
             for axis in axes(format, options):
-                check(host, boundary_inputs(*shape, seed, dtype, finite=bool(seed % 2)), format, axis, **options)
+                check(boundary_inputs(*shape, seed, dtype, finite=bool(seed % 2)), format, axis, **options)
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-def test_hadamard_equals_the_reference(host, format):
+def test_hadamard_equals_the_reference(format):
     for shape in ((16, 48), (144, 272)):
         for options in ({}, {"seed": 9}):
             x = boundary_inputs(*shape, 1, finite=False)
-            check(host, x, format, "both", hadamard=True, scope="tensor", **options)
+            check(x, format, "both", hadamard=True, scope="tensor", **options)
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @pytest.mark.parametrize("ends", [[0, 20, 150, 150, 280], [300], [0, 0], [128, 256, 300]], ids=str)
-def test_groups_equal_the_reference(host, format, ends):
+def test_groups_equal_the_reference(format, ends):
     offs = torch.tensor(ends, dtype=torch.int32)
     x = boundary_inputs(300, 70, 4, torch.bfloat16, finite=False)
     x[ends[-1] :] = float("nan")  # never read
     for scope in ("row", "tensor", "group"):
         for seed in (None, 11):
             for axis in axes(format, {"scope": scope}):
-                check(host, x, format, axis, offs=offs, scope=scope, seed=seed)
+                check(x, format, axis, offs=offs, scope=scope, seed=seed)
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-def test_stacks_and_their_scopes_equal_the_reference(host, format):
+def test_stacks_and_their_scopes_equal_the_reference(format):
     x = boundary_inputs(3 * 40, 70, 5, finite=False).view(3, 40, 70)
     for scope in ("tensor", "group"):
         for seed in (None, 11):
-            check(host, x, format, "both", scope=scope, seed=seed)
+            check(x, format, "both", scope=scope, seed=seed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,10 +119,10 @@ def test_q21_views_of_any_strides(host, format, dtype):
 
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2"])
 @pytest.mark.parametrize("mode", ["rceil", "floor"])
-def test_every_bf16_value_as_the_block_maximum(host, format, mode):
+def test_every_bf16_value_as_the_block_maximum(format, mode):
     x = torch.arange(0x8000).to(torch.int16).view(torch.bfloat16)[:, None] * torch.tensor([1.0, -0.3, 0.01, 2.0**-9])
     x = torch.cat([x.bfloat16(), torch.zeros(0x8000, 28, dtype=torch.bfloat16)], 1)
-    check(host, x.view(1024, -1), format, "row", scale_mode=mode)
+    check(x.view(4096, -1), format, "row", scale_mode=mode)
 
 
 def test_large_outputs_are_streamed_to_the_same_bytes(host):
@@ -127,7 +137,6 @@ def test_threads_and_flushing_callers_change_nothing(host, format):
     x = boundary_inputs(300, 2100, 8, finite=False)
     expected = REFERENCE.quantize(x, format, "both", scope="tensor")
     values = [REFERENCE.dequantize(t) for t in expected]
-    threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
@@ -139,7 +148,6 @@ def test_threads_and_flushing_callers_change_nothing(host, format):
             assert all(same_floats(a, b) for a, b in zip(values, decoded, strict=True))
     finally:
         torch.set_flush_denormal(False)
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,7 +161,7 @@ def test_dequantize_equals_the_reference(host, format, dtype):
         ((0, 64), None, "row"),
     ):
         x = boundary_inputs(*shape, 9, finite=False)
-        for axis in axes(format, {"scope": scope})[:2]:
+        for axis in ("row", "column") if scope != "row" else ("row",):
             t = REFERENCE.quantize(x, format, axis, offs=groups, scope=scope)
             assert same_floats(REFERENCE.dequantize(t, dtype), host.dequantize(t, dtype)), (shape, axis)
 
