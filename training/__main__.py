@@ -5,9 +5,9 @@ import os
 import sys
 import warnings
 
-# Large pages for torch's tensors: first touching fresh memory (logits, gradients) is slow in small ones. Torch reads this
-# when it allocates for the first time, so it has to be set before the imports below.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+# Both are read when torch is imported or first allocates, so they have to be set before the imports below.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: first touching logits and gradients is slow in small ones
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads sleep and leave the cores to mxmoe's
 
 from mxmoe.recipes import RECIPES
 from training import demo

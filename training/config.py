@@ -30,10 +30,10 @@ class Config:
     accumulation: int = 1  # micro-batches per step
     steps: int = 1000  # optimizer steps in all; the learning rate reaches 0 after the last
     warmup_steps: int = 20  # steps of linear warm-up
-    lr: float = 2e-3  # peak learning rate
+    lr: float = 1e-3  # peak learning rate
     weight_decay: float = 0.1  # per unit of learning rate, on matrices only
     clip_norm: float = 1.0  # largest norm of the gradient
-    bias_speed: float = 1e-2  # step of the selection bias towards balanced experts, per optimizer step
+    bias_speed: float = 5e-3  # step of the selection bias towards balanced experts, per optimizer step
     balance_loss: float = 0.0  # weight of the load-balance loss, summed over layers
     eval_every: int = 50  # steps between two held-out losses
     eval_windows: int = 32  # windows of the held-out loss

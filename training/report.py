@@ -83,11 +83,10 @@ def table(results: list[dict]) -> str:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Mean of each value and its neighbours, 3 % of the run on either side and fewer at the ends, so that it never
-    lags."""
-    reach = len(values) * 3 // 100
-    spans = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
-    return [statistics.fmean(values[i - span : i + span + 1]) for i, span in enumerate(spans)]
+    """Mean of each value and its neighbours, 4 % of the run on either side. The window shrinks towards the start, where
+    the loss falls steeply, and is cut at the end."""
+    reach = len(values) * 4 // 100
+    return [statistics.fmean(values[i - min(reach, i) : i + min(reach, i) + 1]) for i in range(len(values))]
 
 
 def plot_losses(records: list[dict], path: Path, title: str) -> None:
