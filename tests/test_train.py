@@ -206,6 +206,7 @@ def test_training_lowers_the_held_out_loss(config, recipe):
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 41))
     assert [r["step"] for r in records if "heldout_loss" in r] == [10, 20, 30, 40]
     assert list((trainer.run_dir / "tensorboard").glob("events*"))
+    assert [path.name for path in trainer.checkpoints.paths()] == ["step-00000040.pt"]
 
 
 @pytest.mark.parametrize("stop_at", [7, 10])

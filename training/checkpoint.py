@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-KEEP = 2  # newest checkpoints that stay
+KEEP = 2  # newest checkpoints that stay while a run goes on
 
 
 class Checkpoints:
@@ -30,7 +30,7 @@ class Checkpoints:
         return sorted((p for p in self.directory.glob("step-*.pt") if re.fullmatch(r"step-\d{8}\.pt", p.name)), reverse=True)
 
     def save(self, step: int, state: dict) -> Path:
-        """Writes the state of `step` and removes all but the newest KEEP files known to be intact. OSError on a full disk."""
+        """Writes the state of `step`, then prunes. OSError on a full disk."""
         path = self.directory / f"step-{step:08d}.pt"
         if path in self.intact:
             return path
@@ -53,9 +53,13 @@ class Checkpoints:
         os.fsync(directory)
         os.close(directory)
         self.intact.append(path)
-        while len(self.intact) > KEEP:
-            self.intact.pop(0).unlink(missing_ok=True)
+        self.prune(KEEP)
         return path
+
+    def prune(self, keep: int) -> None:
+        """Removes all but the newest `keep` of the files known to be intact."""
+        while len(self.intact) > keep:
+            self.intact.pop(0).unlink(missing_ok=True)
 
     def load(self) -> dict:
         """State of the newest intact checkpoint. FileNotFoundError where there is none, ValueError where all are

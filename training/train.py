@@ -259,6 +259,7 @@ class Trainer:
         result = {"recipe": c.recipe, **(evaluation or self.evaluate()), "tokens_per_s": self.tokens_per_s}
         result |= {"steps": self.step, "tokens": self.step * c.tokens_per_step, "skipped": self.skipped}
         (self.run_dir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        self.checkpoints.prune(1)
         return 0
 
     @property
