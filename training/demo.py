@@ -16,7 +16,7 @@ from training.report import plot_losses, table, time_moe
 from training.train import Trainer, clear_run_dir, prepare_run_dir
 
 RECIPES = ("bf16", "mxfp8", "nvfp4")
-DEFAULTS = dict(run_dir="runs/demo", steps=120, warmup_steps=12, eval_every=20, eval_windows=24, save_every=60)
+DEFAULTS = dict(run_dir="runs/demo", steps=100, warmup_steps=10, eval_every=20, eval_windows=24, save_every=50)
 CALIBRATION_STEPS = 4  # the fastest counts
 
 
