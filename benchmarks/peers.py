@@ -1,0 +1,60 @@
+"""What the benchmarks compare with: transformers' MoE block, torchao's casts, torch's own operators."""
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases import MoECase
+
+GATHERED_LIMIT = 2**31  # bytes; `batched_mm` copies the weights of every routed row
+
+
+def qwen3_blocks(case: MoECase) -> dict[str, nn.Module]:
+    """transformers' Qwen3-MoE block in BF16, one per experts implementation that runs on a CPU; all share their weights."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    names = ["eager", "grouped_mm"]
+    if 2 * 2 * case.rows * case.expert_dim * case.dim < GATHERED_LIMIT:
+        names.append("batched_mm")
+    blocks, state = {}, None
+    for name in names:
+        config = Qwen3MoeConfig(
+            hidden_size=case.dim, moe_intermediate_size=case.expert_dim, num_experts=case.num_experts,
+            num_experts_per_tok=case.top_k, norm_topk_prob=True, experts_implementation=name,
+        )  # fmt: skip
+        block = Qwen3MoeSparseMoeBlock(config).bfloat16()
+        assert block.experts.config._experts_implementation == name
+        if state is None:
+            for p in block.parameters():
+                nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+            state = block.state_dict()
+        block.load_state_dict(state, assign=True)
+        blocks[name] = block.requires_grad_()
+    return blocks
+
+
+def forward_backward(block: nn.Module, x: Tensor, dy: Tensor):
+    """One step of a block on (T, D) tokens: gradients of the tokens and of every parameter, which are dropped."""
+    leaf = x.clone().requires_grad_()
+    block(leaf[None])[0].backward(dy)
+    for p in block.parameters():
+        p.grad = None
+
+
+def torchao_mxfp8(x: Tensor):
+    """torchao's MXFP8 quantization, eager: (scales, values)."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+    return to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+
+
+def swiglu(h: Tensor) -> Tensor:
+    gate, up = h.chunk(2, -1)
+    return nn.functional.silu(gate) * up
+
+
+def weighted_sum(rows: Tensor, inverse: Tensor, weights: Tensor) -> Tensor:
+    """unpermute of torch operators: (T, K, D) gathered, then a batched product with the weights."""
+    gathered = rows[inverse.long().flatten()].view(*inverse.shape, -1)
+    return torch.bmm(weights.to(rows.dtype).unsqueeze(1), gathered).squeeze(1)

@@ -1,0 +1,27 @@
+"""Interleaved timing: providers take turns, so that a machine that slows down slows all of them; medians are compared."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def interleaved(providers: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in providers}
+    for i in range(warmup + repeats):
+        for name, call in providers.items():
+            start = time.perf_counter()
+            call()
+            if i >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def medians(providers: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, float]:
+    return {name: statistics.median(times) for name, times in interleaved(providers, repeats, warmup).items()}
+
+
+def speedup(ours: Callable[[], object], peer: Callable[[], object], repeats: int, warmup: int = 1) -> float:
+    """Median time of the peer over ours, of interleaved pairs: above 1 where ours is faster."""
+    times = medians({"ours": ours, "peer": peer}, repeats, warmup)
+    return times["peer"] / times["ours"]

@@ -1,0 +1,156 @@
+"""The harness that measures bars, with bars made up for the purpose."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import machine, timing
+from benchmarks.bars.harness import Bar, Run, measure, run_bars
+
+FIELDS = ["name", "target", "measured", "unit", "holds", "machine", "commit", "seconds"]
+
+
+def bar(name="a bar", value=1.0, *, bound=2.0, **options) -> Bar:
+    return Bar(name, "<=", bound, "x", lambda run: value, **options)
+
+
+def quiet() -> bool:
+    return False
+
+
+def busy() -> bool:
+    return True
+
+
+def test_results_file_has_the_documented_fields(tmp_path, capsys):
+    path = tmp_path / "results" / "bars-area.json"
+    assert run_bars([bar(), bar("another", 2.0)], results=path, busy=quiet)
+    first, second = json.loads(path.read_text())
+    assert list(first) == FIELDS
+    assert first["name"] == "a bar"
+    assert first["target"] == "<= 2"
+    assert first["measured"] == 1.0
+    assert first["unit"] == "x"
+    assert first["holds"] is second["holds"] is True
+    assert first["machine"] == machine.describe()
+    assert first["commit"] == machine.commit()
+    assert not list(path.parent.glob("*.partial"))
+    table = capsys.readouterr().out
+    assert all(word in table for word in ("name", "target", "measured", "unit", "holds", "another"))
+
+
+@pytest.mark.parametrize("value", [3.0, math.nan, math.inf])
+def test_a_miss_fails_the_run(value, tmp_path):
+    path = tmp_path / "bars.json"
+    assert not run_bars([bar(), bar("missed", value)], results=path, busy=quiet)
+    assert [entry["holds"] for entry in json.loads(path.read_text())] == [True, False]
+
+
+def test_an_error_fails_its_bar_and_the_others_are_measured(tmp_path, capsys):
+    broken = Bar("broken", "<=", 1, "x", lambda run: 1 / 0)
+    path = tmp_path / "bars.json"
+    assert not run_bars([broken, bar()], results=path, busy=quiet)
+    first, second = json.loads(path.read_text())
+    assert first["measured"] is None
+    assert first["holds"] is False
+    assert second["holds"] is True
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_ratio_on_a_busy_machine_is_tried_three_times_and_not_judged():
+    calls = []
+    ratio = Bar("ratio", ">=", 1, "x", lambda run: calls.append(1) or 5.0, kind="ratio")
+    result = measure(ratio, Run(), busy)
+    assert result.holds is None
+    assert result.measured == 5.0
+    assert len(calls) == 3
+    assert measure(ratio, Run(), quiet).holds is True
+    assert len(calls) == 4
+
+
+def test_a_ratio_is_judged_once_the_machine_is_quiet_before_and_after():
+    readings = iter([False, True, True, False, False, False])  # busy after; busy before; quiet
+    calls = []
+    ratio = Bar("ratio", ">=", 1, "x", lambda run: calls.append(1) or 0.5, kind="ratio")
+    assert measure(ratio, Run(), lambda: next(readings)).holds is False
+    assert len(calls) == 3
+
+
+def test_a_busy_machine_excuses_a_long_time_only():
+    assert measure(bar(value=9.0, kind="time"), Run(), busy).holds is None
+    assert measure(bar(value=9.0, kind="time"), Run(), quiet).holds is False
+    assert measure(bar(value=1.0, kind="time"), Run(), busy).holds is True
+
+
+def test_not_judged_does_not_fail_the_run(tmp_path):
+    path = tmp_path / "bars.json"
+    assert run_bars([bar(kind="ratio")], results=path, busy=busy)
+    assert json.loads(path.read_text())[0]["holds"] is None
+
+
+def test_values_do_not_ask_whether_the_machine_is_busy():
+    def asked():
+        raise AssertionError
+
+    assert measure(bar(), Run(), asked).holds is True
+
+
+def test_long_bars_keep_their_last_result(tmp_path, capsys):
+    path = tmp_path / "bars.json"
+    assert run_bars([bar("long", 1.0, long=True)], results=path, busy=quiet)
+    assert "never measured" in capsys.readouterr().out
+    assert not path.exists()
+    assert not run_bars([bar("long", 9.0, long=True)], long=True, results=path, busy=quiet)
+    assert not run_bars([bar("long", 1.0, long=True), bar("short")], results=path, busy=quiet)
+    assert "last result" in capsys.readouterr().out
+    assert {e["name"]: e["measured"] for e in json.loads(path.read_text())} == {"long": 9.0, "short": 1.0}
+
+
+def test_measuring_one_bar_keeps_the_other_results(tmp_path):
+    path = tmp_path / "bars.json"
+    run_bars([bar("one"), bar("two")], results=path, busy=quiet)
+    run_bars([bar("two", 1.5)], results=path, busy=quiet)
+    assert {e["name"]: e["measured"] for e in json.loads(path.read_text())} == {"one": 1.0, "two": 1.5}
+
+
+def test_a_quick_run_stores_nothing(tmp_path, capsys):
+    counted = Bar("counted", "<=", 10, "x", lambda run: float(run.count(1000, least=3)))
+    assert run_bars([counted], quick=True, results=tmp_path / "bars.json", busy=quiet)
+    assert not (tmp_path / "bars.json").exists()
+    assert "quick" in capsys.readouterr().out
+
+
+def test_a_damaged_results_file_is_named_and_left_alone(tmp_path):
+    path = tmp_path / "bars.json"
+    path.write_text('[{"name": ')
+    with pytest.raises(ValueError, match=r"bars\.json is damaged"):
+        run_bars([bar()], results=path, busy=quiet)
+    assert path.read_text() == '[{"name": '
+
+
+def test_progress_counts_the_items():
+    class Shown:
+        def reset(self, total):
+            self.total, self.done = total, 0
+
+        def update(self):
+            self.done += 1
+
+    shown = Shown()
+    assert list(Run(bar=shown).steps(range(5))) == [0, 1, 2, 3, 4]
+    assert (shown.total, shown.done) == (5, 5)
+
+
+def test_providers_take_turns():
+    order = []
+    times = timing.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=2, warmup=1)
+    assert order == ["a", "b"] * 3
+    assert [len(t) for t in times.values()] == [2, 2]
+
+
+def test_others_are_what_this_process_does_not_use():
+    before = machine.CpuTime(busy=100.0, own=10.0, wall=0.0)
+    after = machine.CpuTime(busy=103.0, own=11.0, wall=2.0)
+    assert machine.others_between(before, after) == 1.0
+    assert machine.cores_used_by_others(0.05) >= 0
