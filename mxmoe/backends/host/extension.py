@@ -1,16 +1,18 @@
 """Loads the compiled core and holds what every host verb passes to it: the instruction set and the thread count."""
 
+import importlib.util
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 
 try:
-    from mxmoe import _C
+    import mxmoe._C as _C
 except ImportError as error:  # named again, with what to do, where a verb is asked for
+    spec = importlib.util.find_spec("mxmoe._C")
     raise ImportError(
-        f"the host backend needs the compiled core mxmoe._C ({getattr(error, 'path', None) or 'not built'}), which failed to "
-        f"load: {error}. Rebuild it with `pip install -e .`, or ask for backend='reference'."
+        f"the host backend needs the compiled core mxmoe._C ({spec.origin if spec else 'not built'}), which failed to load: "
+        f"{error}. Build it with `pip install -e .`, or ask for backend='reference'."
     ) from error
 
 _isa = ContextVar("mxmoe_isa", default="auto")
