@@ -43,13 +43,14 @@ def check_out(name: str, out: Tensor, shape: tuple[int, ...], dtype: torch.dtype
         raise ValueError(f"{name} must be contiguous, got strides {tuple(out.stride())} for shape {tuple(out.shape)}")
 
 
-def check_offs(offs: Tensor, like: Tensor, num_groups: int | None = None):
-    """int32 cumulative end offsets (E,); their values are checked by check_offs_values where they can be read."""
+def check_offs(offs: Tensor, like: Tensor, num_groups: int | None = None) -> Tensor:
+    """int32 cumulative end offsets (E,), made contiguous; their values are checked by check_offs_values where they can be read."""
     check_tensor("offs", offs, 1, (torch.int32,), like)
     if num_groups is not None and offs.shape[0] != num_groups:
         raise ValueError(f"offs must have one entry per group ({num_groups}), got {offs.shape[0]}")
     if offs.shape[0] == 0:
         raise ValueError("offs must have at least one group, got shape (0,)")
+    return offs.contiguous()
 
 
 def check_offs_values(offs: Tensor | None, num_rows: int):

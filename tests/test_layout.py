@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mxmoe
 from mxmoe import layout
 from mxmoe.formats import FORMATS
 from tests.helpers import FORMAT_NAMES, backend_fixture, backends_for, scales_of
@@ -138,3 +139,28 @@ def test_documented_examples():
     assert layout.padded_sizes(offs).tolist() == [128, 0, 256]
     first_bytes = [layout.blocked_position(offset, 4) for offset in range(16)]
     assert first_bytes == [(line, block) for line in (0, 32, 64, 96) for block in range(4)]
+
+
+def test_p07_a_column_copy_holds_every_row_of_its_group():
+    x = torch.randn(4, 40)
+    copy = mxmoe.quantize(x, "mxfp8", "column", offs=torch.tensor([4], dtype=torch.int32))
+    alone = mxmoe.quantize(x, "mxfp8", "column")
+    values, scales = copy.values.view(torch.uint8), copy.scales.view(torch.uint8)
+    assert torch.equal(values[:4], alone.values.view(torch.uint8))
+    assert (values[4:] == 0).all()
+    assert torch.equal(scales[:, :1], alone.scales.view(torch.uint8))
+    assert (scales[:, 1:] == 0).all()
+    assert torch.equal(mxmoe.dequantize(copy), mxmoe.dequantize(alone))
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+def test_p15_transposed_scales_read_like_contiguous_ones(format):
+    x, w, offs = torch.randn(6, 64), torch.randn(2, 32, 64), torch.tensor([2, 6], dtype=torch.int32)
+    a, b = mxmoe.quantize(x, format), mxmoe.quantize(w, format)
+    turned = a.replace(scales=a.scales.t().contiguous().t()), b.replace(scales=b.scales.mT.contiguous().mT)
+    assert not turned[0].scales.is_contiguous()
+    assert torch.equal(mxmoe.grouped_mm(*turned, offs), mxmoe.grouped_mm(a, b, offs))
+    for plain, strided in zip((a, b), turned, strict=True):
+        assert torch.equal(strided.dequantize(), plain.dequantize())
+        blocked = [mxmoe.swizzle_scales(t).scales.view(torch.uint8) for t in (plain, strided)]
+        assert torch.equal(*blocked)

@@ -63,7 +63,7 @@ def test_pickle_deepcopy_and_torch_load(t):
     assert same(t, torch.load(file, weights_only=True)["t"][0])
 
 
-def test_file_round_trip(t, tmp_path):
+def test_l15_file_round_trip(t, tmp_path):
     t.save(tmp_path / "one.safetensors")
     assert same(t, MXTensor.load(tmp_path / "one.safetensors"))
 

@@ -158,3 +158,13 @@ def test_dequantize_and_layouts():
 def test_an_unavailable_device_is_named():
     with pytest.raises(NotImplementedError, match="no backend for device 'meta'"):
         quantize(torch.zeros(4, 32, device="meta"), "mxfp8")
+
+
+def test_strided_offsets_are_read_as_they_are():
+    x, w = rows(), torch.randn(3, 16, 32)
+    plain, strided = offs(2, 5, 8), offs(2, 99, 5, 99, 8, 99)[::2]
+    assert torch.equal(mxmoe.grouped_mm(x, w, strided), mxmoe.grouped_mm(x, w, plain))
+    assert torch.equal(mxmoe.grouped_mm_wgrad(x, x, strided), mxmoe.grouped_mm_wgrad(x, x, plain))
+    for a, b in zip(quantize(x, "mxfp8", "both", offs=strided), quantize(x, "mxfp8", "both", offs=plain), strict=True):
+        assert torch.equal(a.dequantize(), b.dequantize())
+        assert torch.equal(mxmoe.swizzle_scales(a).scales.view(torch.uint8), mxmoe.swizzle_scales(b).scales.view(torch.uint8))

@@ -59,7 +59,7 @@ def grouped_mm(
     (num_experts, outputs, b_contraction), b_fields = operand_lines("b", b, 3)
     if contraction != b_contraction:
         raise ValueError(f"b must contract over a's {contraction} columns, got {b_contraction}")
-    check_offs(offs, a_fields[0], num_experts)
+    offs = check_offs(offs, a_fields[0], num_experts)
     _check_pair(a_fields, b_fields)
     if bias is not None:
         check_tensor("bias", bias, 2, FLOATS, a_fields[0])
@@ -101,7 +101,7 @@ def grouped_mm_wgrad(
             f"{a_fields[3]!r} and {b_fields[3]!r}"
         )
     _check_pair(a_fields, b_fields)
-    num_groups = offs.shape[0]
+    offs, num_groups = offs.contiguous(), offs.shape[0]
     dtype = out.dtype if out is not None and out_dtype is None else out_dtype or torch.float32
     check_choice("out_dtype", dtype, (torch.float32, torch.bfloat16))
     if accumulate and out is None:

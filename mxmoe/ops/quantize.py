@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mxmoe import backends, layout
+from mxmoe import backends
 from mxmoe.checks import check_choice, check_offs, check_offs_values, check_out, check_tensor
 from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor, QuantizeOptions, copy_shapes
 from mxmoe.ops.registration import OPS, backend_for, fill_op
@@ -76,7 +76,7 @@ def quantize(
     options = QuantizeOptions(scale_mode, scope if f.has_global_scale else "row", seed, hadamard, four_six, block_2d)
     _check_options(x, f, axis, offs, options)
     if offs is not None:
-        check_offs(offs, x)
+        offs = check_offs(offs, x)
         if x.ndim != 2:
             raise ValueError(f"x must have 2 dimensions when offs is given, got shape {tuple(x.shape)}")
     name = backend_for(backend, x, "quantize", format)
@@ -197,9 +197,9 @@ def dequantize(t: MXTensor, out_dtype: torch.dtype = torch.float32, *, out: Tens
         out = torch.empty(t.shape, dtype=out_dtype, device=t.device)
     else:
         check_out("out", out, t.shape, out_dtype, t.values)
-    fields = _batched_fields(t, FORMATS[t.format], t.scope, t.offs)
+    fields = [None if part is None else part.contiguous() for part in _batched_fields(t, FORMATS[t.format], t.scope, t.offs)]
     target = out if out.ndim == 3 else out.unsqueeze(0)
-    OPS.dequantize(*fields, t.offs, t.format, t.axis, t.scope, target, name)
+    OPS.dequantize(*fields, None if t.offs is None else t.offs.contiguous(), t.format, t.axis, t.scope, target, name)
     return out
 
 
@@ -222,13 +222,13 @@ def _change_layout(t: MXTensor, scale_layout: str, backend: str) -> MXTensor:
     f = FORMATS[t.format]
     name = backend_for(backend, t.values, "swizzle_scales", t.format)
     groups = None if t.offs is None else t.offs.shape[0]
-    plain_shape = copy_shapes(t.shape, f, t.axis, groups, t.scope)[1]
-    *batch, lines, blocks = plain_shape
-    blocked_shape = (*batch, layout.blocked_bytes(lines, blocks, groups if t.axis == "row" else None))
+    shape = copy_shapes(t.shape, f, t.axis, groups, t.scope, scale_layout)[1]
+    result, source = torch.empty(shape, dtype=f.scales_dtype, device=t.device), t.scales.contiguous()
     inverse = scale_layout == "plain"
-    result = torch.empty(plain_shape if inverse else blocked_shape, dtype=f.scales_dtype, device=t.device)
-    pair = [s.view(torch.uint8) for s in ((result, t.scales) if inverse else (t.scales, result))]
-    if not batch:
-        pair = [s.unsqueeze(0) for s in pair]
-    OPS.swizzle_scales(pair[0].contiguous(), pair[1], t.offs, t.axis, f.block, inverse, name)
+    plain, blocked = (
+        s.view(torch.uint8) if len(t.shape) == 3 else s.view(torch.uint8).unsqueeze(0)
+        for s in ((result, source) if inverse else (source, result))
+    )
+    offs = None if t.offs is None else t.offs.contiguous()
+    OPS.swizzle_scales(plain, blocked, offs, t.axis, f.block, inverse, name)
     return replace(t, scales=result, scale_layout=scale_layout)

@@ -143,7 +143,7 @@ def swiglu(
     if h.shape[1] % 2:
         raise ValueError(f"h must have an even number of columns (gate and up), got shape {tuple(h.shape)}")
     if offs is not None:
-        check_offs(offs, h)
+        offs = check_offs(offs, h)
     activation = activation or SwiGLU()
     name = backend_for(backend, h, "swiglu", dtype_format(h))
     result = _rows_out(out if format is None else None, (h.shape[0], h.shape[1] // 2), h.dtype, h)
@@ -178,7 +178,7 @@ def swiglu_backward(
     check_choice("gate_up", gate_up, GATE_UP)
     check_shape("da", da, (h.shape[0], h.shape[1] // 2))
     if offs is not None:
-        check_offs(offs, h)
+        offs = check_offs(offs, h)
     activation = activation or SwiGLU()
     name = backend_for(backend, h, "swiglu_backward", dtype_format(h))
     out = _rows_out(out, tuple(h.shape), h.dtype, h)
