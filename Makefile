@@ -29,8 +29,9 @@ SANITIZED := build/sanitized
 build: $(TRAINING)
 	@$(PYTHON) setup.py -q build_ext --inplace
 
+# A second `make demo` goes on where an interrupted one stopped, or shows the finished one's table again.
 demo: build
-	$(PYTHON) -m training demo
+	$(PYTHON) -m training demo $(if $(wildcard runs/demo/demo.json),--resume)
 
 test: $(DEV) build
 	$(PYTHON) -m pytest -n $(JOBS) -m "not slow"
