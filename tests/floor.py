@@ -70,7 +70,9 @@ class Case:
             yield replace(self, x=x, dy=dy)
 
 
-def random_case(seed: int, *, dtype: torch.dtype | None = None, max_tokens: int = 100, experts_only: bool = False):
+def random_case(
+    seed: int, *, dtype: torch.dtype | None = None, least_tokens: int = 1, max_tokens: int = 100, experts_only: bool = False
+):
     """(case, options for moe_layer or ids for moe_experts) of random shapes, options and routing: few or many tokens, tails of
     blocks, experts without tokens, all tokens on a few experts. `dtype`: of all tensors; None: FP32 or BF16 by chance."""
     g = torch.Generator().manual_seed(seed)
@@ -82,7 +84,7 @@ def random_case(seed: int, *, dtype: torch.dtype | None = None, max_tokens: int 
         return (torch.randn(*shape, generator=g) * std).to(dtype)
 
     dtype = dtype or pick(torch.float32, BF16)
-    tokens = 1 + int(torch.randint(max_tokens, (1,), generator=g) * torch.rand(1, generator=g))
+    tokens = least_tokens + int(torch.randint(max_tokens, (1,), generator=g) * torch.rand(1, generator=g))
     width, hidden, num_experts = pick(32, 48, 64, 96, 200), pick(16, 32, 40, 64, 72), pick(2, 4, 8, 16)
     top_k = min(pick(1, 2, 4), num_experts)
     biased, shared, skewed = pick(True, False), pick(True, False), pick(True, False)
@@ -156,14 +158,14 @@ def routing_weights(case: Case, ids: Tensor) -> Tensor:
     return weights * case.scale
 
 
-def worst_ratio(case: Case, options, recipe: str, backend: str = "auto") -> tuple[float, str]:
+def worst_ratio(case: Case, options, recipe: str, backend: str = "auto", tokens: int = 64) -> tuple[float, str]:
     """(largest error / floor over y and all gradients, its name) of the library's layer on one case; MARGIN is allowed.
 
-    Errors are |got - truth| / |truth|, pooled over the case's draws; infinite where a result is zero and should not be, or is not
-    finite. The floor's results are given in the dtype that the layer gives its own in: the argument's, y in x's.
+    Errors are |got - truth| / |truth|, pooled over draws of `tokens` tokens; infinite where a result is zero and should
+    not be, or is not finite. The floor's results are given in the dtype that the layer gives its own in: the argument's, y in x's.
     """
     pools = {"got": {}, "floor": {}, "truth": {}}
-    for drawn in case.draws(64 if RECIPES[recipe].backward in mxmoe.formats.FORMATS else 512):
+    for drawn in case.draws(tokens):
         got, ids = run_layer(drawn, options, recipe, backend)
         truth, floor = expert_layer(drawn, ids), expert_layer(drawn, ids, recipe)
         for name in truth:
