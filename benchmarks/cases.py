@@ -26,5 +26,5 @@ class MoECase:
 
 TINY = MoECase("tiny", tokens=2048, dim=256, expert_dim=256, num_experts=32, top_k=4)  # the demo's model
 QWEN3 = MoECase("qwen3-moe", tokens=2048, dim=1024, expert_dim=512, num_experts=64, top_k=8)  # Qwen3-30B-A3B at half size
-KIMI = MoECase("kimi-k2", tokens=512, dim=1792, expert_dim=512, num_experts=96, top_k=8)  # Kimi K2 at a quarter of D, F and E
+KIMI = MoECase("kimi-k2", tokens=512, dim=1792, expert_dim=512, num_experts=48, top_k=8)  # Kimi K2 at 1/4 of D and F, 1/8 of E
 CASES = (TINY, QWEN3, KIMI)
