@@ -3,7 +3,7 @@
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
 TORCH := torch==2.13.0
-NEEDED := torch numpy safetensors pybind11 pytest xdist hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard
+NEEDED := torch numpy safetensors pybind11 pytest xdist pytest_benchmark hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard
 HAS_ALL = import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))
 RECENT = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 

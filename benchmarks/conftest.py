@@ -1,7 +1,6 @@
 """The fixture that compares providers, and the tables at the end: one per verb, with the ceilings measured in the same run."""
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ import torch
 from benchmarks import machine, timing
 
 SECONDS = 1.2  # of one comparison, all providers together
-ROUNDS = (3, 25)  # at least, at most
+ROUNDS = (3, 15)  # at least, at most
 SLOW = 1.5  # seconds; a provider whose first call takes longer is not called again
 
 
@@ -82,9 +81,7 @@ def compare(benchmark, request):
 
         def one_round(names):
             for name in names:
-                start = time.perf_counter()
-                providers[name].call()
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(timing.once(providers[name].call))
 
         one_round(providers)
         repeated = [name for name, times in seconds.items() if times[0] < SLOW]

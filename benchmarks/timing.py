@@ -4,16 +4,25 @@ import statistics
 import time
 from collections.abc import Callable
 
+PAUSE = 0.006  # seconds before each call: until torch's OpenMP threads stop spinning, they slow whoever comes next
+
+
+def once(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    time.sleep(PAUSE)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
 
 def interleaved(providers: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
     """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in providers}
     for i in range(warmup + repeats):
         for name, call in providers.items():
-            start = time.perf_counter()
-            call()
+            elapsed = once(call)
             if i >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(elapsed)
     return seconds
 
 
