@@ -40,7 +40,7 @@ test: $(DEV) build
 test-deep: $(DEV) build
 	rm -rf $(SANITIZED)
 	MXMOE_SANITIZE=1 $(PYTHON) setup.py -q build --build-lib $(SANITIZED)
-	cp -r tests pyproject.toml README.md $(SANITIZED)
+	cp -r tests benchmarks pyproject.toml README.md $(SANITIZED)
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	  $(if $(VENV),$(CURDIR)/)$(PYTHON) -m pytest -n $(JOBS) -m "not slow and not tree"
