@@ -126,6 +126,8 @@ def test_core_links_the_system_only():
 
 
 B05 = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in f.__module__]  # it would find the core of the tree
 import torch, mxmoe
 x = torch.ones(2, 32)
 assert mxmoe.quantize(x, "mxfp8", backend="reference").scales.view(torch.uint8).tolist() == [[119], [119]]

@@ -15,9 +15,9 @@ const std::vector<std::pair<PyObject*, DType>>& dtype_table() {
     auto* rows = new std::vector<std::pair<PyObject*, DType>>;
     py::module_ torch = py::module_::import("torch");
     const std::pair<const char*, DType> names[] = {
-        {"float32", DType::kF32},      {"bfloat16", DType::kBF16},     {"float16", DType::kF16},
-        {"uint8", DType::kU8},         {"int32", DType::kI32},         {"int64", DType::kI64},
-        {"float8_e4m3fn", DType::kU8}, {"float8_e5m2", DType::kU8},    {"float8_e8m0fnu", DType::kU8},
+        {"float32", DType::kF32},      {"bfloat16", DType::kBF16},      {"float16", DType::kF16},
+        {"uint8", DType::kU8},         {"int32", DType::kI32},          {"int64", DType::kI64},
+        {"float8_e4m3fn", DType::kU8}, {"float8_e5m2", DType::kU8},     {"float8_e8m0fnu", DType::kU8},
         {"bool", DType::kU8},          {"float4_e2m1fn_x2", DType::kU8}};
     for (auto [name, dtype] : names)
       if (py::hasattr(torch, name)) rows->emplace_back(py::object(torch.attr(name)).release().ptr(), dtype);
@@ -35,7 +35,8 @@ Tensor tensor_from_python(py::handle object) {
   bool known = false;
   for (auto [address, value] : dtype_table())
     if (address == dtype.ptr()) t.dtype = value, known = true;
-  if (!known) throw py::type_error("dtype " + py::cast<std::string>(py::str(dtype)) + " is not supported by the host backend");
+  if (!known)
+    throw py::type_error("dtype " + py::cast<std::string>(py::str(dtype)) + " is not supported by the host backend");
   py::tuple shape = object.attr("shape"), strides = object.attr("stride")();
   t.ndim = static_cast<int>(shape.size());
   if (t.ndim > kMaxDims) throw py::value_error("the host backend takes tensors of at most 4 dimensions");

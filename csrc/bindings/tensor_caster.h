@@ -1,4 +1,5 @@
-// pybind11 caster: any torch.Tensor on the CPU -> mxmoe::Tensor, by its Python attributes (no torch headers); None -> empty.
+// pybind11 caster: any torch.Tensor on the CPU -> mxmoe::Tensor, by its Python attributes (no torch headers); None ->
+// empty.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,6 +1,6 @@
-// Vectors of kLanes 32-bit lanes, one definition for every instruction set (GCC vector extensions lower to the set the file is
-// compiled for). Kernels are written against these; an instruction that only one set has is guarded by MXMOE_ISA_AVX512 here or
-// beside its use. Everything is in the set's own namespace and inlined: see isa.h.
+// Vectors of kLanes 32-bit lanes, one definition for every instruction set (GCC vector extensions lower to the set the
+// file is compiled for). Kernels are written against these; an instruction that only one set has is guarded by
+// MXMOE_ISA_AVX512 here or beside its use. Everything is in the set's own namespace and inlined: see isa.h.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -39,17 +39,37 @@ MXMOE_INLINE void store(T* p, V v) {
   static_assert(sizeof(V) == sizeof(T) * kLanes);
   memcpy(p, &v, sizeof(V));
 }
-MXMOE_INLINE f32 splat(float x) { return x - (f32{}); }  // x - 0 keeps the sign of zero
-MXMOE_INLINE u32 splat_u32(uint32_t x) { return x + (u32{}); }
-MXMOE_INLINE u32 bits(f32 x) { return (u32)x; }
-MXMOE_INLINE f32 from_bits(u32 x) { return (f32)x; }
-MXMOE_INLINE u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
-MXMOE_INLINE u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
+MXMOE_INLINE f32 splat(float x) {
+  return x - (f32{});
+}  // x - 0 keeps the sign of zero
+MXMOE_INLINE u32 splat_u32(uint32_t x) {
+  return x + (u32{});
+}
+MXMOE_INLINE u32 bits(f32 x) {
+  return (u32)x;
+}
+MXMOE_INLINE f32 from_bits(u32 x) {
+  return (f32)x;
+}
+MXMOE_INLINE u32 max_u32(u32 a, u32 b) {
+  return a > b ? a : b;
+}
+MXMOE_INLINE u32 min_u32(u32 a, u32 b) {
+  return a < b ? a : b;
+}
 
-MXMOE_INLINE u32 widen(u16h x) { return __builtin_convertvector(x, u32); }
-MXMOE_INLINE u32 widen(u8q x) { return __builtin_convertvector(x, u32); }
-MXMOE_INLINE u16h narrow16(u32 x) { return __builtin_convertvector(x, u16h); }
-MXMOE_INLINE u8q narrow8(u32 x) { return __builtin_convertvector(x, u8q); }
+MXMOE_INLINE u32 widen(u16h x) {
+  return __builtin_convertvector(x, u32);
+}
+MXMOE_INLINE u32 widen(u8q x) {
+  return __builtin_convertvector(x, u32);
+}
+MXMOE_INLINE u16h narrow16(u32 x) {
+  return __builtin_convertvector(x, u16h);
+}
+MXMOE_INLINE u8q narrow8(u32 x) {
+  return __builtin_convertvector(x, u8q);
+}
 
 // Largest lane.
 MXMOE_INLINE uint32_t reduce_max(u32 v) {
@@ -70,7 +90,9 @@ MXMOE_INLINE uint32_t reduce_max(u32 v) {
 }
 
 // BF16 <-> FP32. bf16 rounds to nearest even; NaN becomes a quiet NaN of the same sign.
-MXMOE_INLINE f32 f32_from_bf16(u16h x) { return from_bits(widen(x) << 16); }
+MXMOE_INLINE f32 f32_from_bf16(u16h x) {
+  return from_bits(widen(x) << 16);
+}
 MXMOE_INLINE u16h bf16_from_f32(f32 x) {
   u32 b = bits(x);
   u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
@@ -89,7 +111,9 @@ MXMOE_INLINE uint32_t bits_of(float x) {
   memcpy(&b, &x, 4);
   return b;
 }
-MXMOE_INLINE float f32_of_bf16(uint16_t x) { return f32_of(uint32_t{x} << 16); }
+MXMOE_INLINE float f32_of_bf16(uint16_t x) {
+  return f32_of(uint32_t{x} << 16);
+}
 MXMOE_INLINE uint16_t bf16_of(float x) {
   uint32_t b = bits_of(x);
   if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40u);

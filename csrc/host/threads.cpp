@@ -90,7 +90,8 @@ class Pool {
   void drain(int thread) {
     FloatState ieee;
     inside_task = true;
-    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < num_tasks_;) fn_(context_, task, thread);
+    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < num_tasks_;)
+      fn_(context_, task, thread);
     inside_task = false;
   }
 
@@ -105,11 +106,14 @@ class Pool {
   uint64_t generation_ = 0;
 };
 
-// Never destroyed: parked workers may outlive static destructors. After fork the child starts anew; the parent's is left alone.
+// Never destroyed: parked workers may outlive static destructors. After fork the child starts anew; the parent's is
+// left alone.
 Pool* pool_instance = nullptr;
 pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 
-void new_pool() { pool_instance = new Pool; }
+void new_pool() {
+  pool_instance = new Pool;
+}
 
 void child_after_fork() {
   new_pool();
@@ -154,7 +158,9 @@ void parallel_for(int num_threads, int64_t num_tasks, TaskFn fn, void* context) 
   pool().run(num_threads, num_tasks, fn, context);
 }
 
-int pool_size() { return pool().size(); }
+int pool_size() {
+  return pool().size();
+}
 
 void* workspace(WorkspaceSlot slot, int64_t bytes) {
   Block& block = blocks.slots[static_cast<int>(slot)];
