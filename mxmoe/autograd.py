@@ -24,7 +24,7 @@ from mxmoe.experts import (
     make_operand,
 )
 from mxmoe.formats import FORMATS, MXTensor
-from mxmoe.ops.registration import LIBRARY, OPS
+from mxmoe.ops.registration import LIBRARY, OPS, once_differentiable
 from mxmoe.recipes import RECIPES, SwiGLU
 from mxmoe.routing import Routing
 
@@ -166,6 +166,7 @@ def _setup(ctx, inputs, output):
     ctx.num_copies, ctx.plan = len(tensors[-1]), plan
 
 
+@once_differentiable
 def _backward(ctx, grads):
     fixed = NUM_TENSORS - 1
     stored, end = ctx.saved_tensors, fixed + ctx.num_copies

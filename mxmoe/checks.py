@@ -53,6 +53,12 @@ def check_offs(offs: Tensor, like: Tensor, num_groups: int | None = None) -> Ten
     return offs.contiguous()
 
 
+def check_index_values(name: str, index: Tensor, bound: int):
+    """Indices below `bound`; negative ones mean none. Read on the CPU only: a GPU path never synchronises."""
+    if index.device.type == "cpu" and index.numel() and (largest := int(index.max())) >= bound:
+        raise ValueError(f"{name} must hold indices below {bound}, got {largest}")
+
+
 def check_offs_values(offs: Tensor | None, num_rows: int):
     """Ends must not decrease, start at >= 0 and end within the rows. Read on the CPU only: a GPU path never synchronises."""
     if offs is None or offs.device.type != "cpu":

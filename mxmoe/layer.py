@@ -18,9 +18,9 @@ from mxmoe.checks import FLOATS, check_choice, check_shape, check_tensor
 from mxmoe.experts import DTYPES, Needs, Operand, Plan, make_operand
 from mxmoe.formats import MXTensor
 from mxmoe.linear import linear
-from mxmoe.ops.registration import OPS
-from mxmoe.ops.route import check_ids
-from mxmoe.ops.rows import GATE_UP
+from mxmoe.ops.registration import OPS, refuse_forward_mode
+from mxmoe.ops.route import IDS, check_ids
+from mxmoe.ops.rows import GATE_UP, flat_rows
 from mxmoe.recipes import Recipe, SwiGLU, get_recipe
 from mxmoe.routing import Routing
 
@@ -37,11 +37,15 @@ class PreparedExperts:
     w2: Operand
     w13_dgrad: Operand | None
     w2_dgrad: Operand | None
-    versions: tuple[tuple[int, int], ...]  # (address, version) of the sources: a changed source makes the copies stale
+    sources: tuple[Tensor, Tensor]  # the weights, held so that no other tensor can come to lie at their address
+    versions: tuple[int, int]  # of the sources, counted by torch: a changed source makes the copies stale
 
     def made_from(self, w13: Tensor, w2: Tensor) -> bool:
         """Whether these are the weights it was made from, unchanged since."""
-        return self.versions == _versions(w13, w2)
+        return all(
+            (s.data_ptr(), s.shape, s.stride(), s.dtype, version) == (w.data_ptr(), w.shape, w.stride(), w.dtype, w._version)
+            for s, version, w in zip(self.sources, self.versions, (w13, w2), strict=True)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -60,18 +64,18 @@ def prepare_experts(
     """
     _check_experts(w13, w2, None, None)
     r = get_recipe(recipe)
-    with torch.no_grad():
-        forward = [make_operand(w.detach(), r.forward, "row", None, backend) for w in (w13, w2)]
+    for name, w in (("w13", w13), ("w2", w2)):
+        if w.is_inference():
+            raise ValueError(f"{name} must not be made in inference mode, where torch does not count changes, got such a tensor")
+    with torch.inference_mode(False), torch.no_grad():  # so that copies made in inference mode can serve training
+        sources = (w13.detach(), w2.detach())
+        forward = [make_operand(w, r.forward, "row", None, backend) for w in sources]
         dgrad = [None, None]
         if backward and r.backward in DTYPES and r.backward == r.forward:
             dgrad = forward
         elif backward:
-            dgrad = [make_operand(w.detach(), r.backward, "column", None, backend) for w in (w13, w2)]
-    return PreparedExperts(r.name, *forward, *dgrad, _versions(w13, w2))
-
-
-def _versions(*weights: Tensor) -> tuple[tuple[int, int], ...]:
-    return tuple((w.data_ptr(), w._version) for w in weights)
+            dgrad = [make_operand(w, r.backward, "column", None, backend) for w in sources]
+    return PreparedExperts(r.name, *forward, *dgrad, sources, (w13._version, w2._version))
 
 
 def moe_experts(
@@ -104,16 +108,15 @@ def moe_experts(
     width = _weight_shape(w13)[2]
     if shape[-1] != width:
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(shape)}")
-    check_tensor("ids", ids, x.ndim, (torch.int32, torch.int64), x)
+    check_tensor("ids", ids, x.ndim, IDS, x)
     check_tensor("weights", weights, x.ndim, FLOATS, x)
     check_shape("ids", ids, (*shape[:-1], ids.shape[-1]))
     check_shape("weights", weights, ids.shape)
-    top_k = ids.shape[-1]
-    ids = check_ids("ids", ids.reshape(-1, top_k))
+    ids = check_ids("ids", flat_rows(ids))
     sorted_rows = ops.sort_by_expert(ids, num_experts, backend=backend)
-    routing = Routing(ids, weights.reshape(-1, top_k).float(), *sorted_rows)
+    routing = Routing(ids, flat_rows(weights).float(), *sorted_rows)
     options = _Options(activation, gate_up, recipe, prepared, recompute, backend)
-    return _experts(x.reshape(-1, width), routing, w13, w2, b13, b2, options).reshape(shape)
+    return _experts(flat_rows(x), routing, w13, w2, b13, b2, options).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def _experts(x, routing: Routing, w13, w2, b13, b2, options: _Options) -> Tensor
     copies, formats = _copies(w13, w2, options.prepared, recipe)
     w13, w2 = (None if isinstance(w, MXTensor) else w for w in (w13, w2))
     arguments = (x, routing.weights, w13, w2, b13, b2)
+    refuse_forward_mode(*arguments)
     needs = Needs(*(torch.is_grad_enabled() and t is not None and t.requires_grad for t in arguments))
     device = x.device.type
     out_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -239,10 +243,11 @@ def moe_layer(
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(x.shape)}")
     check_tensor("router", router, 2, FLOATS, x)
     check_shape("router", router, (num_experts, width))
-    flat = x.reshape(-1, width)
+    flat = flat_rows(x)
     logits = linear(flat, router, recipe="fp32", out_dtype=torch.float32, backend=backend)
     if replay is not None:
-        replay = replay.reshape(flat.shape[0], -1)
+        check_tensor("replay", replay, x.ndim, IDS, x)
+        replay = flat_rows(replay)
     routing = ops.route(
         logits, top_k, score=score, bias=bias, num_groups=num_groups, groups_kept=groups_kept, normalize=normalize, scale=scale,
         replay=replay, replay_threshold=replay_threshold, capacity_factor=capacity_factor, backend=backend,

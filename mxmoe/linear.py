@@ -8,7 +8,8 @@ from torch import Tensor
 from mxmoe import backends, ops
 from mxmoe.checks import FLOATS, check_tensor
 from mxmoe.experts import dgrad_operand, make_operand, make_operands, weight_grad
-from mxmoe.ops.registration import LIBRARY, OPS
+from mxmoe.ops.registration import LIBRARY, OPS, once_differentiable, refuse_forward_mode
+from mxmoe.ops.rows import flat_rows
 from mxmoe.recipes import RECIPES, Recipe, get_recipe
 
 
@@ -24,7 +25,8 @@ def linear(
     if x.shape[-1] != w.shape[1]:
         raise ValueError(f"x must have w's {w.shape[1]} columns, got shape {tuple(x.shape)}")
     name = backends.resolve(backend, x.device.type)
-    flat = x.reshape(-1, x.shape[-1])
+    flat = flat_rows(x)
+    refuse_forward_mode(x, w)
     needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, w)]
     y = OPS.linear(flat, w, get_recipe(recipe).name, out_dtype or x.dtype, needs, name)
     return y.reshape(*x.shape[:-1], w.shape[0])
@@ -68,6 +70,7 @@ def _setup(ctx, inputs, output):
     ctx.options = (recipe, needs, backend)
 
 
+@once_differentiable
 def _backward(ctx, dy):
     recipe, needs, backend = ctx.options
     made = iter(OPS.linear_backward(dy, *ctx.saved_tensors, recipe, needs, backend))

@@ -72,7 +72,7 @@ def moe_decode(
             check_tensor(name, b, 2, FLOATS, x)
             check_shape(name, b, (experts, columns))
         biases.append(None if b is None else b.float().contiguous())
-    f13[2], f2[2] = scale_per_line(w13, f13[2], (experts, hidden), ids), scale_per_line(w2, f2[2], (experts, width), ids)
+    f13[2], f2[2] = scale_per_line(w13, f13[2], (experts, hidden)), scale_per_line(w2, f2[2], (experts, width))
     act_format = r.forward if activations == "recipe" else "bf16"
     source = x if act_format in FORMATS else x.to(torch.float32 if act_format == "fp32" else torch.bfloat16)
     name = backend_for(backend, x, "moe_decode", f13[3])

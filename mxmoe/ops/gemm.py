@@ -28,11 +28,17 @@ def _grouped_mm(a, a_scales, a_global, a_format, b, b_scales, b_global, b_format
     backends.get(backend).grouped_mm((a, a_scales, a_global, a_format), (b, b_scales, b_global, b_format), offs, bias, out)
 
 
-@fill_op(f"grouped_mm_wgrad({_A}, {_B}, Tensor offs, int num_rows, bool padded, bool accumulate, Tensor(a!) out, str backend)")
+@fill_op(
+    f"grouped_mm_wgrad({_A}, {_B}, Tensor offs, Tensor[] made_with, SymInt num_rows, bool padded, bool accumulate, Tensor(a!) out, "
+    "str backend)"
+)
 def _grouped_mm_wgrad(
-    a, a_scales, a_global, a_format, b, b_scales, b_global, b_format, offs, num_rows, padded, accumulate, out, backend
+    a, a_scales, a_global, a_format, b, b_scales, b_global, b_format, offs, made_with, num_rows, padded, accumulate, out, backend
 ):
     check_offs_values(offs, num_rows)
+    for own in made_with:
+        if offs.device.type == "cpu" and not torch.equal(own, offs):
+            raise ValueError(f"a and b must be quantized with these offs {offs.tolist()}, got a copy made with {own.tolist()}")
     backends.get(backend).grouped_mm_wgrad(
         (a, a_scales, a_global, a_format), (b, b_scales, b_global, b_format), offs, padded, accumulate, out
     )
@@ -72,8 +78,8 @@ def grouped_mm(
         out = torch.empty(rows, outputs, dtype=dtype, device=offs.device)
     else:
         check_out("out", out, (rows, outputs), dtype, a_fields[0])
-    a_fields[2] = scale_per_line(a, a_fields[2], (rows,), offs)
-    b_fields[2] = scale_per_line(b, b_fields[2], (num_experts, outputs), offs)
+    a_fields[2] = scale_per_line(a, a_fields[2], (rows,))
+    b_fields[2] = scale_per_line(b, b_fields[2], (num_experts, outputs))
     OPS.grouped_mm(*a_fields, *b_fields, offs, bias, out, name)
     return out
 
@@ -112,8 +118,9 @@ def grouped_mm_wgrad(
     else:
         check_out("out", out, (num_groups, outputs, contraction), dtype, a_fields[0])
     for operand, fields in ((a, a_fields), (b, b_fields)):
-        fields[2] = scale_per_line(operand, fields[2], (num_groups,), offs)
-    OPS.grouped_mm_wgrad(*a_fields, *b_fields, offs, rows, a_padded, accumulate, out, name)
+        fields[2] = scale_per_line(operand, fields[2], (num_groups,))
+    made_with = [t.offs for t in (a, b) if a_padded]
+    OPS.grouped_mm_wgrad(*a_fields, *b_fields, offs, made_with, rows, a_padded, accumulate, out, name)
     return out
 
 
@@ -169,7 +176,7 @@ def _check_pair(a, b):
         raise TypeError(f"a and b must have the same dtype, got {a[3]} and {b[3]}")
 
 
-def scale_per_line(t: Operand, global_scale: Tensor | None, shape: tuple[int, ...], offs: Tensor) -> Tensor | None:
+def scale_per_line(t: Operand, global_scale: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """The NVFP4 global scale expanded to one per line: of shape (M,) or (E, O), or (E,) for wgrad."""
     if global_scale is None:
         return None
@@ -181,5 +188,6 @@ def scale_per_line(t: Operand, global_scale: Tensor | None, shape: tuple[int, ..
         return global_scale.unsqueeze(1).expand(shape).contiguous()
     if shape == tuple(global_scale.shape) and t.axis == "column":
         return global_scale
-    group = torch.searchsorted(offs, torch.arange(shape[0], dtype=torch.int32, device=offs.device), right=True)
-    return global_scale[group.clamp(max=offs.shape[0] - 1)]
+    rows = torch.arange(shape[0], dtype=torch.int32, device=global_scale.device)
+    group = torch.searchsorted(t.offs.contiguous(), rows, right=True)  # the groups it was made with, whatever the GEMM's are
+    return global_scale[group.clamp(max=t.offs.shape[0] - 1)]

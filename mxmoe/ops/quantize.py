@@ -35,8 +35,12 @@ def _dequantize(values, scales, global_scale, offs, format, axis, scope, out, ba
     backends.get(backend).dequantize(values, scales, global_scale, offs, format, axis, scope, out)
 
 
-@fill_op("swizzle_scales(Tensor(a!) plain, Tensor(b!) blocked, Tensor? offs, str axis, int block, bool inverse, str backend)")
-def _swizzle_scales(plain, blocked, offs, axis, block, inverse, backend):
+@fill_op(
+    "swizzle_scales(Tensor(a!) plain, Tensor(b!) blocked, Tensor? offs, SymInt num_rows, str axis, int block, bool inverse, "
+    "str backend)"
+)
+def _swizzle_scales(plain, blocked, offs, num_rows, axis, block, inverse, backend):
+    check_offs_values(offs, num_rows)
     backends.get(backend).swizzle_scales(plain, blocked, offs, axis, block, inverse)
 
 
@@ -230,5 +234,5 @@ def _change_layout(t: MXTensor, scale_layout: str, backend: str) -> MXTensor:
         for s in ((result, source) if inverse else (source, result))
     )
     offs = None if t.offs is None else t.offs.contiguous()
-    OPS.swizzle_scales(plain, blocked, offs, t.axis, f.block, inverse, name)
+    OPS.swizzle_scales(plain, blocked, offs, t.shape[-2], t.axis, f.block, inverse, name)
     return replace(t, scales=result, scale_layout=scale_layout)

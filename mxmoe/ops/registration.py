@@ -4,8 +4,11 @@ Every verb is `torch.ops.mxmoe.<verb>`: plain tensors in, preallocated tensors f
 shape function, and torch.compile functionalises it by itself. The layer's differentiable ops are in `mxmoe/autograd.py`.
 """
 
+from functools import wraps
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mxmoe import backends
 from mxmoe.formats import HIGH_PRECISION
@@ -15,16 +18,63 @@ OPS = torch.ops.mxmoe
 
 
 def fill_op(schema: str):
-    """Registers a function that fills its `Tensor(x!)` arguments and returns nothing; it is not differentiable."""
+    """Registers a function that fills its `Tensor(x!)` arguments and returns nothing; it is not differentiable.
+
+    ValueError where one that is filled overlaps another argument: rows would be read after they are written.
+    """
 
     def register(function):
         name = schema.split("(")[0]
         LIBRARY.define(f"{schema} -> ()")
-        LIBRARY.impl(name, torch.no_grad()(function), "CompositeExplicitAutograd")
+        arguments = getattr(OPS, name).default._schema.arguments
+        filled = {i for i, a in enumerate(arguments) if a.alias_info is not None}
+
+        @torch.no_grad()
+        @wraps(function)
+        def checked(*args):
+            tensors = [(i, t) for i, t in enumerate(args) if isinstance(t, Tensor)]
+            for i in filled:
+                for j, t in tensors:
+                    if i != j and args[i] is not None and _overlap(args[i], t):
+                        raise ValueError(f"{arguments[i].name} must not overlap {arguments[j].name} in memory, got tensors that do")
+            function(*args)
+
+        LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
         torch.library.register_fake(f"mxmoe::{name}", lambda *args, **kwargs: None, lib=LIBRARY)
         return function
 
     return register
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the memory from first to last element of one touches that of the other."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not a.numel() or not b.numel():
+        return False
+    (a_start, a_end), (b_start, b_end) = (
+        (t.data_ptr(), t.data_ptr() + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))))
+        for t in (a, b)
+    )
+    return a_start < b_end and b_start < a_end
+
+
+def once_differentiable(backward):
+    """The backward of an op, refused where its result is to be differentiated again: it would count as a constant."""
+
+    @wraps(backward)
+    def checked(ctx, *grads):
+        if torch.is_grad_enabled():
+            raise NotImplementedError("mxmoe has first derivatives only: create_graph=True (double backward) is not supported")
+        return backward(ctx, *grads)
+
+    return checked
+
+
+def refuse_forward_mode(*tensors: Tensor | None):
+    """torch drops the tangents of an op that has only a backward, so that they would count as zero."""
+    if torch.compiler.is_compiling():
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("mxmoe has no forward-mode derivatives (jvp): use backward")
 
 
 def backend_for(name: str, like: Tensor, verb: str, format: str) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mxmoe import backends
 from mxmoe.checks import check_choice, check_shape, check_tensor
-from mxmoe.ops.registration import LIBRARY, OPS, backend_for, fill_op
+from mxmoe.ops.registration import LIBRARY, OPS, backend_for, fill_op, once_differentiable, refuse_forward_mode
 from mxmoe.routing import Routing
 
 IDS = (torch.int32, torch.int64)
@@ -69,6 +69,7 @@ def route(
         check_shape("replay", replay, (tokens, top_k))
     elif replay_threshold is not None:
         raise ValueError(f"replay_threshold needs replay, got {replay_threshold} without it")
+    refuse_forward_mode(logits)
     name = backend_for(backend, logits, "route", "fp32")
     ids, weights, probs_mean, z = OPS.route(
         logits.float(), bias, replay, top_k, score, num_groups, groups_kept, normalize, scale, replay_threshold, name
@@ -103,7 +104,8 @@ def route_backward(
             check_shape(argument, grad, shapes[argument])
     name = backend_for(backend, logits, "route_backward", "fp32")
     logits_grad = torch.empty(logits.shape, device=logits.device)
-    OPS.route_backward(logits.float(), routing.ids, weights_grad, probs_grad, z_grad, score, normalize, scale, logits_grad, name)
+    ids = routing.ids.contiguous()
+    OPS.route_backward(logits.float(), ids, weights_grad, probs_grad, z_grad, score, normalize, scale, logits_grad, name)
     return logits_grad
 
 
@@ -179,6 +181,7 @@ def _route_setup(ctx, inputs, output):
     ctx.options = (score, normalize, scale, backend)
 
 
+@once_differentiable
 def _route_autograd(ctx, _, weights_grad, probs_grad, z_grad):
     logits, ids = ctx.saved_tensors
     score, normalize, scale, backend = ctx.options

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from mxmoe import backends
-from mxmoe.checks import FLOATS, check_choice, check_offs, check_offs_values, check_out, check_shape, check_tensor
+from mxmoe.checks import (
+    FLOATS,
+    check_choice,
+    check_index_values,
+    check_offs,
+    check_offs_values,
+    check_out,
+    check_shape,
+    check_tensor,
+)
 from mxmoe.formats import MXTensor
 from mxmoe.ops.quantize import quantize
 from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op
@@ -18,11 +29,13 @@ GATE_UP = ("concatenated", "interleaved")
 
 @fill_op("permute(Tensor x, Tensor permutation, int top_k, Tensor(a!) out, str backend)")
 def _permute(x, permutation, top_k, out, backend):
+    check_index_values("permutation", permutation, x.shape[0] * top_k)
     backends.get(backend).permute(x, permutation, top_k, out)
 
 
 @fill_op("unpermute(Tensor y, Tensor inverse, Tensor? weights, Tensor(a!) out, str backend)")
 def _unpermute(y, inverse, weights, out, backend):
+    check_index_values("inverse", inverse, y.shape[0])
     backends.get(backend).unpermute(y, inverse, weights, out)
 
 
@@ -31,6 +44,7 @@ def _unpermute(y, inverse, weights, out, backend):
     "Tensor(b!)? weights_grad, str backend)"
 )
 def _unpermute_backward(dy, y, permutation, weights, rows_grad, weights_grad, backend):
+    check_index_values("permutation", permutation, permutation.shape[0])
     backends.get(backend).unpermute_backward(dy, y, permutation, weights, rows_grad, weights_grad)
 
 
@@ -60,7 +74,7 @@ def permute(x: Tensor, routing: Routing, *, out: Tensor | None = None, backend: 
         raise ValueError(f"x must have the routing's {tokens} tokens, got {x.shape[0]}")
     name = backend_for(backend, x, "permute", dtype_format(x))
     out = _rows_out(out, (tokens * top_k, x.shape[1]), x.dtype, x)
-    OPS.permute(_unit_stride(x), routing.permutation, top_k, out, name)
+    OPS.permute(_unit_stride(x), routing.permutation.contiguous(), top_k, out, name)
     return out
 
 
@@ -86,7 +100,7 @@ def unpermute(
         weights = weights.contiguous()
     name = backend_for(backend, y, "unpermute", dtype_format(y))
     out = _rows_out(out, (tokens, y.shape[1]), out_dtype or y.dtype, y)
-    OPS.unpermute(_unit_stride(y), routing.inverse, weights, out, name)
+    OPS.unpermute(_unit_stride(y), routing.inverse.contiguous(), weights, out, name)
     return out
 
 
@@ -117,7 +131,7 @@ def unpermute_backward(
     name = backend_for(backend, dy, "unpermute_backward", dtype_format(dy))
     rows = torch.empty(tokens * top_k, dy.shape[1], dtype=rows_dtype or dy.dtype, device=dy.device)
     weights_grad = None if y is None else torch.empty(tokens, top_k, device=dy.device)
-    OPS.unpermute_backward(_unit_stride(dy), y, routing.permutation, weights, rows, weights_grad, name)
+    OPS.unpermute_backward(_unit_stride(dy), y, routing.permutation.contiguous(), weights, rows, weights_grad, name)
     return rows, weights_grad
 
 
@@ -187,6 +201,11 @@ def swiglu_backward(
         gate_up == "interleaved", out, name,
     )  # fmt: skip
     return out
+
+
+def flat_rows(t: Tensor) -> Tensor:
+    """(..., C) -> (rows, C), where C is 0 too."""
+    return t.reshape(prod(t.shape[:-1]), t.shape[-1])
 
 
 def _rows_out(out, shape, dtype, like) -> Tensor:
