@@ -44,7 +44,7 @@ class Quantizer {
         num_cols(a.x.sizes[2]),
         long_rows(!a.column && !a.block_2d && a.x.strides[2] == 1),
         row_scope(Facts::kGlobalScale && a.scope == Scope::kRow),
-        in_bf16(long_rows && a.x.dtype == DType::kBF16 && !a.stochastic && !a.hadamard),
+        in_bf16(a.x.dtype == DType::kBF16 && a.x.strides[2] == 1 && !a.stochastic && !a.hadamard && !a.block_2d),
         stream(a.x.sizes[0] * num_rows * num_cols >= kStreamBytes) {
     const int64_t padded = num_cols > 0 ? round_up(num_cols, 32) : 32;
     tile_cols = static_cast<int>(long_rows ? min64(padded, kLongElements) : kTileCols);
@@ -132,7 +132,7 @@ class Quantizer {
     }
 #if defined(MXMOE_ISA_AVX512)
     if constexpr (Facts::Element::kBits == 8) {
-      if (in_bf16) begin += bf16_rows(rows, begin, end);
+      if (in_bf16) begin += bf16_blocks(rows, begin, end);
     }
 #endif
     Tile t;
@@ -148,18 +148,41 @@ class Quantizer {
   }
 
 #if defined(MXMOE_ISA_AVX512)
-  // The whole blocks of a task; returns the columns done.
-  int64_t bf16_rows(const RowTile& rows, int64_t col, int64_t end) const {
+  // The columns of a task that make whole blocks of 32; returns their number.
+  int64_t bf16_blocks(const RowTile& rows, int64_t col, int64_t end) const {
     const int64_t blocks = (end - col) / 32;
-    for (int64_t r = 0; r < rows.rows; ++r) {
-      const int64_t line = rows.batch * num_rows + rows.row + r;
-      const auto* x = a.x.ptr<uint16_t>() + rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + col;
-      uint8_t* scales = a.row.scales + line * ceil_div(num_cols, 32) + col / 32;
-      quantize_bf16_row<typename Facts::Element>(x, blocks, a.floor, stream, a.row.values + line * num_cols + col,
-                                                 scales);
+    const int64_t last = a.column ? rows.padded_rows : rows.rows;
+    for (int64_t r = 0; r < last; r += 32) {  // both copies of 32 rows while they are in cache
+      if (a.column) bf16_columns(rows, r, col, blocks);
+      if (a.row) bf16_rows(rows, r, min64(r + 32, rows.rows), col, blocks);
     }
     if (stream) _mm_sfence();
     return blocks * 32;
+  }
+
+  const uint16_t* bf16_at(const RowTile& rows, int64_t r, int64_t col) const {
+    return a.x.ptr<uint16_t>() + rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + col;
+  }
+
+  void bf16_rows(const RowTile& rows, int64_t first, int64_t last, int64_t col, int64_t blocks) const {
+    for (int64_t r = first; r < last; ++r) {
+      const int64_t line = rows.batch * num_rows + rows.row + r;
+      uint8_t* scales = a.row.scales + line * ceil_div(num_cols, 32) + col / 32;
+      quantize_bf16_row<typename Facts::Element>(bf16_at(rows, r, col), blocks, a.floor, stream,
+                                                 a.row.values + line * num_cols + col, scales);
+    }
+  }
+
+  // Rows r to r + 32 of the tile, which are one block of each column's line.
+  void bf16_columns(const RowTile& rows, int64_t r, int64_t col, int64_t blocks) const {
+    const int valid = static_cast<int>(min64(rows.rows > r ? rows.rows - r : 0, 32));
+    const int to_write = static_cast<int>(min64(rows.padded_rows - r, 32));
+    const int64_t row = rows.padded_row + r, line_blocks = ceil_div(a.padded_rows, 32);
+    for (int64_t c = col; c < col + blocks * 32; c += 32)
+      quantize_bf16_columns<typename Facts::Element>(
+          bf16_at(rows, r, c), a.x.strides[1], valid, to_write, a.floor,
+          a.column.values + (rows.batch * a.padded_rows + row) * num_cols + c, num_cols,
+          a.column.scales + (rows.batch * num_cols + c) * line_blocks + row / 32, line_blocks);
   }
 #endif
 
