@@ -437,11 +437,21 @@ def test_every_option_has_a_help_text(capsys):
         (dict(top_k=9, num_experts=8), "top_k must be at most num_experts, got 9 and 8"),
         (dict(steps=0), "steps must be at least 1, got 0"),
         (dict(dim=100), "multiple of 4"),
+        (dict(lr=float("nan")), "lr must be a finite number of at least 0, got nan"),
+        (dict(weight_decay=-0.1), "weight_decay must be a finite number"),
+        (dict(clip_norm=0.0), "clip_norm must be greater than 0"),
+        (dict(seed=2**63), r"seed below 2\*\*63"),
     ],
 )
 def test_impossible_configurations_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Config(**changes)
+
+
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf"])
+def test_impossible_minutes_are_refused(minutes, tmp_path, capsys):
+    assert main(["demo", "--preset", "micro", "--run-dir", str(tmp_path), "--minutes", minutes]) == 2
+    assert "minutes must be greater than 0" in capsys.readouterr().err
 
 
 def test_table_and_smoothing():

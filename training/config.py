@@ -4,6 +4,7 @@ import argparse
 import inspect
 import re
 from dataclasses import dataclass, fields
+from math import isfinite
 
 from mxmoe.recipes import RECIPES
 from training.model import ModelConfig
@@ -46,8 +47,12 @@ class Config:
             value = getattr(self, field.name)
             if field.type is int and field.name not in ("seed", "warmup_steps") and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
-        if self.warmup_steps < 0 or self.seed < 0:
-            raise ValueError(f"warmup_steps and seed must be at least 0, got {self.warmup_steps} and {self.seed}")
+            if field.type is float and not (isfinite(value) and value >= 0):
+                raise ValueError(f"{field.name} must be a finite number of at least 0, got {value}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be greater than 0, got {self.clip_norm}")
+        if self.warmup_steps < 0 or not 0 <= self.seed < 2**63:
+            raise ValueError(f"warmup_steps and seed must be at least 0, seed below 2**63, got {self.warmup_steps} and {self.seed}")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k must be at most num_experts, got {self.top_k} and {self.num_experts}")
         if self.dim % (4 * self.num_heads):

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 
 from training.checkpoint import Checkpoints
@@ -70,7 +71,9 @@ def start_plan(root: Path, config: Config, recipes: list[str], minutes: float | 
     prepare_run_dir(root)
     if (root / "demo.json").exists() and not overwrite:
         raise FileExistsError(f"{root} holds a demo: continue it with --resume or replace it with --overwrite")
-    if minutes:
+    if minutes is not None:
+        if not 0 < minutes < inf:
+            raise ValueError(f"minutes must be greater than 0 and finite, got {minutes}")
         config = replace(config, steps=steps_for(config, recipes, minutes))
     Trainer(replace(config, recipe=recipes[0]))  # a mistake in the configuration must not cost the old demo
     for recipe in recipes:
