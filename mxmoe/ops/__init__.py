@@ -3,8 +3,9 @@
 Shape letters: T tokens, D model width, F expert width, G = 2F, E experts, K top-k, N = T * K routed rows; a bare GEMM is
 (M, O, C): rows, outputs, contraction. `offs` is int32 (E,): cumulative end offsets of the groups of rows; empty groups, any
 sizes and zero rows are legal, rows past offs[-1] are never read and come out as zero. Every verb takes `backend="auto"` (the
-fast backend of the tensor's device; a name never falls back) and, where it makes one tensor, `out=` to fill (it may not overlap an argument). The bits are
-defined in docs/numerics.md. Verbs are not differentiable, except route; `moe_layer`, `moe_experts` and `linear` are.
+fast backend of the tensor's device; a name never falls back) and, where it makes one tensor, `out=` to fill, which overlaps no
+argument. The bits are defined in docs/numerics.md. Verbs are not differentiable, except route; `moe_layer`, `moe_experts` and
+`linear` are, once, in reverse mode.
 """
 
 from mxmoe.ops.decode import moe_decode
