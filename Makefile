@@ -47,7 +47,7 @@ test-deep: $(DEV) build
 	$(PYTHON) -m pytest -m slow
 
 bench: $(DEV) build
-	$(PYTHON) -m pytest benchmarks
+	$(PYTHON) -m pytest benchmarks --benchmark-only
 
 bars: $(DEV) build
 	$(PYTHON) -m benchmarks.bars $(AREA)

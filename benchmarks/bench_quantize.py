@@ -1,4 +1,4 @@
-"""quantize, dequantize, swizzle_scales: bytes read and written per second, beside torchao's eager cast."""
+"""quantize, dequantize, swizzle_scales: bytes read and written per second, beside torchao's cast."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from mxmoe import dequantize, quantize, swizzle_scales
 from mxmoe.layout import offs_from_sizes
 
 FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+compiled_torchao = torch.compile(peers.torchao_mxfp8, dynamic=False)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -30,7 +31,8 @@ def test_quantize_row(compare, case):
         providers[f"host {format}"] = Provider(lambda f=format, o=out: quantize(x, f, out=o), True, x.nbytes + out.nbytes)
     size = x.nbytes + quantize(x, "mxfp8").nbytes
     providers["host mxfp8, allocating"] = Provider(lambda: quantize(x, "mxfp8"), work=size)
-    providers["torchao mxfp8"] = Provider(lambda: peers.torchao_mxfp8(x), work=size)
+    providers["torchao mxfp8, compiled"] = Provider(lambda: compiled_torchao(x), work=size)
+    providers["torchao mxfp8, eager"] = Provider(lambda: peers.torchao_mxfp8(x), work=size)
     compare("quantize (row copy)", f"{case.name}: BF16 [{case.rows}, {case.dim}]", providers, bytes=size)
 
 
@@ -46,7 +48,7 @@ def test_quantize_both(compare, case):
         "host mxfp8, two passes": Provider(
             lambda: (quantize(x, "mxfp8", "row", offs=offs, out=row), quantize(x, "mxfp8", "column", offs=offs, out=column)), True
         ),
-        "torchao mxfp8, turned before": lambda: (peers.torchao_mxfp8(x), peers.torchao_mxfp8(turned)),
+        "torchao mxfp8, compiled, turned before": lambda: (compiled_torchao(x), compiled_torchao(turned)),
     }
     shape = f"{case.name}: BF16 [{case.rows}, {case.dim}], {case.num_experts} groups"
     compare("quantize (row and column copies)", shape, providers, bytes=x.nbytes + nbytes(both))

@@ -6,6 +6,8 @@ import math
 import pytest
 
 from benchmarks import machine, timing
+from benchmarks.bars import __main__ as command
+from benchmarks.bars import core
 from benchmarks.bars.harness import Bar, Run, measure, run_bars
 
 FIELDS = ["name", "target", "measured", "unit", "holds", "machine", "commit", "seconds"]
@@ -121,12 +123,58 @@ def test_a_quick_run_stores_nothing(tmp_path, capsys):
     assert "quick" in capsys.readouterr().out
 
 
-def test_a_damaged_results_file_is_named_and_left_alone(tmp_path):
+@pytest.mark.parametrize("damage", ['[{"name": ', '{"name": 1}', '[{"name": "a bar"}]', "[1]", "\x00"])
+def test_a_damaged_results_file_is_named_and_left_alone(damage, tmp_path):
     path = tmp_path / "bars.json"
-    path.write_text('[{"name": ')
+    path.write_text(damage)
     with pytest.raises(ValueError, match=r"bars\.json is damaged"):
         run_bars([bar()], results=path, busy=quiet)
-    assert path.read_text() == '[{"name": '
+    assert path.read_text() == damage
+
+
+@pytest.fixture
+def core_results(monkeypatch, tmp_path):
+    """The command line measures made-up bars as the area "core"; returns the path of its results file, in another tree."""
+    monkeypatch.setattr(core, "BARS", [bar("kept"), bar("missed", 3.0)])
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    return tmp_path / "benchmarks" / "results" / "bars-core.json"
+
+
+def test_exit_status_is_1_where_a_bar_does_not_hold(core_results):
+    assert command.main(["core"]) == 1
+    assert [entry["holds"] for entry in json.loads(core_results.read_text())] == [True, False]
+
+
+def test_exit_status_is_0_where_the_bars_asked_for_hold(core_results):
+    assert command.main(["core", "--only", "kept"]) == 0
+    assert [entry["name"] for entry in json.loads(core_results.read_text())] == ["kept"]
+
+
+def test_only_an_unknown_name_is_exit_status_2(core_results, capsys):
+    assert command.main(["core", "--only", "no such bar"]) == 2
+    assert "no bar has 'no such bar' in its name" in capsys.readouterr().err
+    assert not core_results.exists()
+
+
+def test_an_unknown_area_is_exit_status_2(capsys):
+    with pytest.raises(SystemExit) as exit:
+        command.main(["moon"])
+    assert exit.value.code == 2
+    assert "core" in capsys.readouterr().err
+
+
+def test_a_damaged_results_file_is_exit_status_2(core_results, capsys):
+    core_results.parent.mkdir(parents=True)
+    core_results.write_text("[{")
+    assert command.main(["core"]) == 2
+    assert "bars-core.json is damaged" in capsys.readouterr().err
+    assert core_results.read_text() == "[{"
+
+
+def test_list_measures_nothing(core_results, capsys):
+    assert command.main(["core", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["kept: <= 2 x", "missed: <= 2 x"]
+    assert not core_results.exists()
 
 
 def test_progress_counts_the_items():

@@ -163,7 +163,7 @@ def _read(path: Path | None) -> dict[str, dict]:
     if path is None or not path.exists():
         return {}
     try:
-        return {entry["name"]: entry for entry in json.loads(path.read_text())}
+        return {entry["name"]: Result(**entry).stored() for entry in json.loads(path.read_text())}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it to measure everything anew") from error
 
