@@ -1,5 +1,6 @@
 """Interleaved timing: providers take turns, so that a machine that slows down slows all of them; medians are compared."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -16,11 +17,13 @@ def once(call: Callable[[], object]) -> float:
 
 
 def interleaved(providers: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted."""
+    """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted. Each round has an order of
+    its own (seeded), so that nobody always follows the same neighbour."""
+    order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in providers}
     for i in range(warmup + repeats):
-        for name, call in providers.items():
-            elapsed = once(call)
+        for name in order.sample(list(providers), len(providers)):
+            elapsed = once(providers[name])
             if i >= warmup:
                 seconds[name].append(elapsed)
     return seconds

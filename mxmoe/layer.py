@@ -105,7 +105,7 @@ def moe_experts(
     check_tensor("x", x, tuple(range(1, 16)))
     shape = x.shape
     num_experts, _ = _check_experts(w13, w2, b13, b2)
-    width = _weight_shape(w13)[2]
+    width = w13.shape[2]
     if shape[-1] != width:
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(shape)}")
     check_tensor("ids", ids, x.ndim, IDS, x)
@@ -172,10 +172,6 @@ def _format(t: Tensor) -> str:
     return next(name for name, dtype in DTYPES.items() if dtype == t.dtype)
 
 
-def _weight_shape(w: Weight) -> tuple[int, ...]:
-    return tuple(w.shape)
-
-
 def _check_experts(w13: Weight, w2: Weight, b13: Tensor | None, b2: Tensor | None) -> tuple[int, int]:
     """(E, F), after checking the weights against each other."""
     for name, w in (("w13", w13), ("w2", w2)):
@@ -184,11 +180,11 @@ def _check_experts(w13: Weight, w2: Weight, b13: Tensor | None, b2: Tensor | Non
                 raise ValueError(f"{name} must be a 3-D row copy with plain scales when it is an MXTensor, got {w!r}")
         else:
             check_tensor(name, w, 3)
-    experts, hidden, width = _weight_shape(w13)
+    experts, hidden, width = tuple(w13.shape)
     if hidden % 2 or experts < 1:
         raise ValueError(f"w13 must have shape (E, 2F, D) with E >= 1, got {(experts, hidden, width)}")
-    if _weight_shape(w2) != (experts, width, hidden // 2):
-        raise ValueError(f"w2 must have shape {(experts, width, hidden // 2)} to go with w13, got {_weight_shape(w2)}")
+    if tuple(w2.shape) != (experts, width, hidden // 2):
+        raise ValueError(f"w2 must have shape {(experts, width, hidden // 2)} to go with w13, got {tuple(w2.shape)}")
     for name, b, columns in (("b13", b13, hidden), ("b2", b2, width)):
         if b is not None:
             check_tensor(name, b, 2)
@@ -238,7 +234,7 @@ def moe_layer(
     """
     check_tensor("x", x, tuple(range(1, 16)))
     num_experts, _ = _check_experts(w13, w2, b13, b2)
-    width = _weight_shape(w13)[2]
+    width = w13.shape[2]
     if x.shape[-1] != width:
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(x.shape)}")
     check_tensor("router", router, 2, FLOATS, x)

@@ -231,18 +231,24 @@ def test_r05_a_nan_token_stays_alone():
 # ------------------------------------------------------------------------------------------------------------ batch invariance
 
 
+def same_bytes(a, b) -> bool:
+    """Equal, NaN where the other has NaN."""
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_token_does_not_depend_on_its_batch(recipe):
     layer = random_layer(70, 64, 48, 5, shared=24)
-    layer.x.data[7] *= 2.0**30  # a wild neighbour
+    layer.x.data[7] *= 2.0**60  # a wild neighbour: it overflows under nvfp4, alone
     whole = run(layer, recipe=recipe)[0]
+    assert torch.isfinite(torch.cat([whole[:7], whole[8:]])).all()
     order = torch.randperm(70)
     x = layer.x
     layer.x = x[order]
-    assert torch.equal(run(layer, recipe=recipe)[0], whole[order])
+    assert same_bytes(run(layer, recipe=recipe)[0], whole[order])
     for t in (0, 33, 69):
         layer.x = x[t : t + 1]
-        assert torch.equal(run(layer, recipe=recipe)[0], whole[t : t + 1])
+        assert same_bytes(run(layer, recipe=recipe)[0], whole[t : t + 1])
 
 
 @settings(max_examples=20, deadline=None)
