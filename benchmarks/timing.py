@@ -17,8 +17,8 @@ def once(call: Callable[[], object]) -> float:
 
 
 def interleaved(providers: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted. Each round has an order of
-    its own (seeded), so that nobody always follows the same neighbour."""
+    """Seconds of every call, by provider, in the order of the rounds; the warm-up rounds are not counted. Each round has an order
+    of its own (seeded), so that nobody always follows the same neighbour."""
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in providers}
     for i in range(warmup + repeats):

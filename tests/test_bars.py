@@ -190,11 +190,13 @@ def test_progress_counts_the_items():
     assert (shown.total, shown.done) == (5, 5)
 
 
-def test_providers_take_turns():
-    order = []
-    times = timing.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=2, warmup=1)
-    assert order == ["a", "b"] * 3
-    assert [len(t) for t in times.values()] == [2, 2]
+def test_providers_take_turns_in_changing_order():
+    calls: list[str] = []
+    times = timing.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=8, warmup=1)
+    rounds = [tuple(calls[i : i + 2]) for i in range(0, len(calls), 2)]
+    assert len(rounds) == 9
+    assert set(rounds) == {("a", "b"), ("b", "a")}  # everyone once a round, and neither always first
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 8, "b": 8}
 
 
 def test_others_are_what_this_process_does_not_use():
