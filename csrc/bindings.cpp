@@ -18,4 +18,5 @@ PYBIND11_MODULE(_C, m) {
   mxmoe::bind_grouped_mm(m);
   mxmoe::bind_route(m);
   mxmoe::bind_rows(m);
+  mxmoe::bind_memory(m);
 }

@@ -5,6 +5,7 @@ from mxmoe.casts import decode, encode
 from mxmoe.formats import MXTensor
 from mxmoe.layer import PreparedExperts, moe_experts, moe_layer, prepare_experts
 from mxmoe.linear import linear
+from mxmoe.memory import MemoryStats, empty_cache, memory_stats
 from mxmoe.module import MoE
 from mxmoe.ops import (
     dequantize,
@@ -24,6 +25,7 @@ from mxmoe.storage import load_mxtensors, save_mxtensors
 __version__ = "0.1.0"
 __all__ = [
     "MXTensor",
+    "MemoryStats",
     "MoE",
     "PreparedExperts",
     "Recipe",
@@ -31,11 +33,13 @@ __all__ = [
     "SwiGLU",
     "decode",
     "dequantize",
+    "empty_cache",
     "encode",
     "grouped_mm",
     "grouped_mm_wgrad",
     "linear",
     "load_mxtensors",
+    "memory_stats",
     "moe_experts",
     "moe_layer",
     "ops",

@@ -162,6 +162,7 @@ def _setup(ctx, inputs, output):
     tensors, plan = inputs[:NUM_TENSORS], inputs[NUM_TENSORS:]
     saved = [] if plan_of(*plan).recompute else output[1:]
     ctx.mark_non_differentiable(*saved)
+    ctx.set_materialize_grads(False)  # no zeros in the place of gradients of what is saved
     ctx.save_for_backward(*tensors[:-1], *tensors[-1], *saved)
     ctx.num_copies, ctx.plan = len(tensors[-1]), plan
 

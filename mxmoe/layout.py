@@ -59,3 +59,12 @@ def blocked_position(offset, num_blocks):
     tile, byte = offset // 512, offset % 512
     line = tile // tiles_across * 128 + byte % 16 // 4 * 32 + byte // 16
     return line, tile % tiles_across * 4 + byte % 4
+
+
+def dense_strides(shape) -> tuple[int, ...]:
+    """Of a contiguous tensor of that shape."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))

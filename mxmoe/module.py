@@ -35,6 +35,9 @@ class QuantizedWeight(nn.Module):
                 setattr(self, name, buffer.to(fn(buffer.new_empty(0, dtype=torch.float32)).device))
         return self
 
+    def __reduce__(self):  # through the MXTensor, whose bytes pickle; torch cannot unpickle tensors of 8-bit floats
+        return QuantizedWeight, (self(),), {"training": self.training}
+
     def extra_repr(self) -> str:
         return f"{self.format}, shape={self.shape}"
 

@@ -1,6 +1,7 @@
 """moe_layer, moe_experts: values and gradients against plain torch, and the shapes, dtypes and modes a caller may use."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -527,7 +528,7 @@ def test_l03_deepcopy_pickle_and_save(tmp_path, format):
     x = torch.randn(6, 32)
     y = moe(x)[0]
     torch.save(moe, tmp_path / "moe.pt")
-    for again in (copy.deepcopy(moe), torch.load(tmp_path / "moe.pt", weights_only=False)):
+    for again in (copy.deepcopy(moe), pickle.loads(pickle.dumps(moe)), torch.load(tmp_path / "moe.pt", weights_only=False)):
         assert torch.equal(again(x)[0], y)
         shared = {t.data_ptr() for t in moe.state_dict().values()} & {t.data_ptr() for t in again.state_dict().values()}
         assert not shared

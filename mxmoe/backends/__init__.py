@@ -1,8 +1,9 @@
 """Backends: each is a module with one function per verb, all of the same signature, and `SUPPORTS`.
 
 The functions get plain, already checked tensors on one device and *fill* preallocated outputs (names ending in `_out`, or the
-documented output arguments); they never allocate results and never validate. The contract below is the whole interface; what each
-verb means is in `mxmoe/ops`, its bits in docs/numerics.md. `None` marks an absent operand or an output that is not wanted.
+documented output arguments); they never allocate results and never validate; `empty(shape, dtype, device)` makes the outputs. The
+contract below is the whole interface; what each verb means is in `mxmoe/ops`, its bits in docs/numerics.md. `None` marks an absent
+operand or an output that is not wanted.
 
 Shapes: B batch (experts of a weight, else 1), R rows, L row length, M/O/C rows, outputs and contraction of a GEMM, E experts,
 T tokens, K top-k, N = T * K routed rows, D model width, F expert width, G = 2F. `block` is 32 or 16 by format; 4-bit values are

@@ -8,6 +8,7 @@ from torch import Tensor
 from mxmoe import backends
 from mxmoe.checks import FLOATS, check_choice, check_offs, check_offs_values, check_out, check_shape, check_tensor
 from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor
+from mxmoe.memory import empty
 from mxmoe.ops.quantize import plain_scales
 from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op
 
@@ -75,7 +76,7 @@ def grouped_mm(
     check_choice("out_dtype", dtype, tuple(HIGH_PRECISION))
     name = backend_for(backend, a_fields[0], "grouped_mm", b_fields[3])
     if out is None:
-        out = torch.empty(rows, outputs, dtype=dtype, device=offs.device)
+        out = empty((rows, outputs), dtype, a_fields[0], name)
     else:
         check_out("out", out, (rows, outputs), dtype, a_fields[0])
     a_fields[2] = scale_per_line(a, a_fields[2], (rows,))
@@ -114,7 +115,7 @@ def grouped_mm_wgrad(
         raise ValueError("accumulate=True needs out to add to, got None")
     name = backend_for(backend, a_fields[0], "grouped_mm_wgrad", b_fields[3])
     if out is None:
-        out = torch.empty(num_groups, outputs, contraction, dtype=dtype, device=offs.device)
+        out = empty((num_groups, outputs, contraction), dtype, a_fields[0], name)
     else:
         check_out("out", out, (num_groups, outputs, contraction), dtype, a_fields[0])
     for operand, fields in ((a, a_fields), (b, b_fields)):

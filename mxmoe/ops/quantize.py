@@ -10,6 +10,7 @@ from torch import Tensor
 from mxmoe import backends
 from mxmoe.checks import check_choice, check_offs, check_offs_values, check_out, check_tensor
 from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor, QuantizeOptions, copy_shapes
+from mxmoe.memory import empty
 from mxmoe.ops.registration import OPS, backend_for, fill_op
 
 
@@ -86,7 +87,7 @@ def quantize(
     name = backend_for(backend, x, "quantize", format)
     axes = ("row", "column") if axis == "both" else (axis,)
     if out is None:
-        copies = tuple(_empty_copy(x, f, a, offs, options) for a in axes)
+        copies = tuple(_empty_copy(x, f, a, offs, options, name) for a in axes)
     else:
         copies = out if isinstance(out, tuple) else (out,)
         _check_out_copies(copies, x, f, axes, offs, options)
@@ -145,12 +146,12 @@ def _check_options(x, f, axis, offs, o: QuantizeOptions):
             raise ValueError(f"hadamard needs every group to be a multiple of 16 rows, got offs {offs.tolist()}")
 
 
-def _empty_copy(x, f, axis, offs, options) -> MXTensor:
+def _empty_copy(x, f, axis, offs, options, backend) -> MXTensor:
     groups = None if offs is None else offs.shape[0]
     values, scales, global_scale = copy_shapes(x.shape, f, axis, groups, options.scope)
     return MXTensor(
-        torch.empty(values, dtype=f.values_dtype, device=x.device),
-        torch.empty(scales, dtype=f.scales_dtype, device=x.device),
+        empty(values, f.values_dtype, x, backend),
+        empty(scales, f.scales_dtype, x, backend),
         None if global_scale is None else torch.empty(global_scale, dtype=torch.float32, device=x.device),
         f.name, axis, tuple(x.shape), options.scope, "plain", offs,
     )  # fmt: skip
@@ -198,7 +199,7 @@ def dequantize(t: MXTensor, out_dtype: torch.dtype = torch.float32, *, out: Tens
     t = plain_scales(t, backend=backend)
     name = backend_for(backend, t.values, "dequantize", t.format)
     if out is None:
-        out = torch.empty(t.shape, dtype=out_dtype, device=t.device)
+        out = empty(t.shape, out_dtype, t.values, name)
     else:
         check_out("out", out, t.shape, out_dtype, t.values)
     fields = [None if part is None else part.contiguous() for part in _batched_fields(t, FORMATS[t.format], t.scope, t.offs)]

@@ -19,6 +19,7 @@ from mxmoe.checks import (
     check_tensor,
 )
 from mxmoe.formats import MXTensor
+from mxmoe.memory import empty
 from mxmoe.ops.quantize import quantize
 from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op
 from mxmoe.recipes import SwiGLU
@@ -73,7 +74,7 @@ def permute(x: Tensor, routing: Routing, *, out: Tensor | None = None, backend: 
     if x.shape[0] != tokens:
         raise ValueError(f"x must have the routing's {tokens} tokens, got {x.shape[0]}")
     name = backend_for(backend, x, "permute", dtype_format(x))
-    out = _rows_out(out, (tokens * top_k, x.shape[1]), x.dtype, x)
+    out = _rows_out(out, (tokens * top_k, x.shape[1]), x.dtype, x, name)
     OPS.permute(_unit_stride(x), routing.permutation.contiguous(), top_k, out, name)
     return out
 
@@ -99,7 +100,7 @@ def unpermute(
         check_shape("weights", weights, (tokens, top_k))
         weights = weights.contiguous()
     name = backend_for(backend, y, "unpermute", dtype_format(y))
-    out = _rows_out(out, (tokens, y.shape[1]), out_dtype or y.dtype, y)
+    out = _rows_out(out, (tokens, y.shape[1]), out_dtype or y.dtype, y, name)
     OPS.unpermute(_unit_stride(y), routing.inverse.contiguous(), weights, out, name)
     return out
 
@@ -129,7 +130,7 @@ def unpermute_backward(
         check_shape("y", y, (tokens * top_k, dy.shape[1]))
         y = _unit_stride(y)
     name = backend_for(backend, dy, "unpermute_backward", dtype_format(dy))
-    rows = torch.empty(tokens * top_k, dy.shape[1], dtype=rows_dtype or dy.dtype, device=dy.device)
+    rows = empty((tokens * top_k, dy.shape[1]), rows_dtype or dy.dtype, dy, name)
     weights_grad = None if y is None else torch.empty(tokens, top_k, device=dy.device)
     OPS.unpermute_backward(_unit_stride(dy), y, routing.permutation.contiguous(), weights, rows, weights_grad, name)
     return rows, weights_grad
@@ -160,7 +161,7 @@ def swiglu(
         offs = check_offs(offs, h)
     activation = activation or SwiGLU()
     name = backend_for(backend, h, "swiglu", dtype_format(h))
-    result = _rows_out(out if format is None else None, (h.shape[0], h.shape[1] // 2), h.dtype, h)
+    result = _rows_out(out if format is None else None, (h.shape[0], h.shape[1] // 2), h.dtype, h, name)
     OPS.swiglu(
         _unit_stride(h),
         offs,
@@ -195,7 +196,7 @@ def swiglu_backward(
         offs = check_offs(offs, h)
     activation = activation or SwiGLU()
     name = backend_for(backend, h, "swiglu_backward", dtype_format(h))
-    out = _rows_out(out, tuple(h.shape), h.dtype, h)
+    out = _rows_out(out, tuple(h.shape), h.dtype, h, name)
     OPS.swiglu_backward(
         _unit_stride(da), _unit_stride(h), offs, activation.alpha, activation.limit, activation.offset,
         gate_up == "interleaved", out, name,
@@ -208,9 +209,9 @@ def flat_rows(t: Tensor) -> Tensor:
     return t.reshape(prod(t.shape[:-1]), t.shape[-1])
 
 
-def _rows_out(out, shape, dtype, like) -> Tensor:
+def _rows_out(out, shape, dtype, like, backend) -> Tensor:
     if out is None:
-        return torch.empty(shape, dtype=dtype, device=like.device)
+        return empty(shape, dtype, like, backend)
     check_out("out", out, shape, dtype, like)
     return out
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from mxmoe.backends.host.extension import use_isa
 from mxmoe.backends.host.gemm import grouped_mm, grouped_mm_wgrad
+from mxmoe.backends.host.memory import empty, empty_cache, memory_stats
 from mxmoe.backends.host.quantize import dequantize, quantize, swizzle_scales
 from mxmoe.backends.host.route import route, route_backward, sort_by_expert
 from mxmoe.backends.host.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
@@ -27,8 +28,11 @@ moe_decode = partial(compose, sys.modules[__name__])
 __all__ = [
     "SUPPORTS",
     "dequantize",
+    "empty",
+    "empty_cache",
     "grouped_mm",
     "grouped_mm_wgrad",
+    "memory_stats",
     "moe_decode",
     "permute",
     "quantize",

@@ -3,6 +3,8 @@
 import sys
 from functools import partial
 
+import torch
+
 from mxmoe.backends.moe_decode import compose
 from mxmoe.backends.reference.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.backends.reference.quantize import dequantize, quantize
@@ -24,9 +26,15 @@ SUPPORTS: frozenset[tuple[str, str]] = frozenset(
 
 moe_decode = partial(compose, sys.modules[__name__])
 
+
+def empty(shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 __all__ = [
     "SUPPORTS",
     "dequantize",
+    "empty",
     "grouped_mm",
     "grouped_mm_wgrad",
     "moe_decode",
