@@ -3,7 +3,8 @@
 `expert_layer(case, ids, recipe)` computes y and every gradient for routing ids taken from the layer under test (so that ties do
 not matter). recipe None: the truth, in FP64, no rounding anywhere. A recipe with a quantized format: the *floor*, which rounds GEMM
 operands with the reference backend where the recipe says, h, a and dy_row to BF16 where docs/numerics.md says, and computes in
-FP32 otherwise. "bf16" and "fp32": what plain PyTorch gets in BF16 and FP32. Errors are relative, |got - truth| / |truth| over a
+FP32 otherwise. "bf16": what plain PyTorch gets in BF16. "fp32": FP32 throughout, every product summed as docs/numerics.md says, in
+order into one accumulator (a BLAS keeps many, which errs less). Errors are relative, |got - truth| / |truth| over a
 tensor; a result of the layer may err by MARGIN times the floor.
 
 Shapes as in mxmoe.ops: T tokens, D model width, F expert width, G = 2F, E experts, K top-k.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -132,8 +134,10 @@ def expert_layer(case: Case, ids: Tensor, recipe: str | None = None) -> dict[str
     leaves_case, leaves = case.leaves(wide if recipe is None else None)
     case = leaves_case.to(wide)  # experts, router and shared expert each read the arguments and round their gradients on their own
     quantized = recipe is not None and RECIPES[recipe].backward in mxmoe.formats.FORMATS
-    expert = _expert if recipe in (None, "fp32") else _rounded_expert(recipe) if quantized else _bf16_expert
-    weights = routing_weights(leaves_case.to(wide), ids) if case.weights is None else case.weights
+    linear = _in_order if recipe == "fp32" else F.linear
+    plain = _bf16_expert if recipe == "bf16" else partial(_expert, linear)
+    expert = _rounded_expert(recipe) if quantized else plain
+    weights = routing_weights(leaves_case.to(wide), ids, linear) if case.weights is None else case.weights
     y = torch.zeros_like(case.x)
     if recipe == "bf16":
         y, weights = y.to(BF16), weights.to(BF16)
@@ -148,9 +152,9 @@ def expert_layer(case: Case, ids: Tensor, recipe: str | None = None) -> dict[str
     return _results(y, case.dy.to(y.dtype), leaves)
 
 
-def routing_weights(case: Case, ids: Tensor) -> Tensor:
+def routing_weights(case: Case, ids: Tensor, linear=F.linear) -> Tensor:
     """Weights (T, K) of the given experts, differentiable in x and router."""
-    logits = case.x @ case.router.T
+    logits = linear(case.x, case.router)
     scores = logits.softmax(1) if case.score == "softmax" else logits.sigmoid()
     weights = scores.gather(1, ids.long())
     if case.normalize:
@@ -203,13 +207,40 @@ def _act(h: Tensor, activation: SwiGLU, gate_up: str) -> Tensor:
     return silu * (up + activation.offset if activation.offset else up)
 
 
-def _expert(x, w13, w2, b13, b2, activation, gate_up):
-    h = F.linear(x, w13, b13)
-    return F.linear(_act(h, activation, gate_up), w2, b2)
+def _expert(linear, x, w13, w2, b13, b2, activation, gate_up):
+    h = linear(x, w13, b13)
+    return linear(_act(h, activation, gate_up), w2, b2)
+
+
+def _in_order(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = _InOrder.apply(x, w)
+    return y if bias is None else y + bias
+
+
+class _InOrder(torch.autograd.Function):
+    """x . w^T and its gradients, each sum in order into one accumulator."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return _product_in_order(x, w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return _product_in_order(dy, w.T), _product_in_order(dy.T, x.T)
+
+
+def _product_in_order(a: Tensor, b: Tensor) -> Tensor:
+    """a (M, C) . b (N, C)^T"""
+    total = a.new_zeros(a.shape[0], b.shape[0])
+    for column_a, column_b in zip(a.T, b.T, strict=True):
+        total += torch.outer(column_a, column_b)
+    return total
 
 
 def _bf16_expert(x, w13, w2, b13, b2, activation, gate_up):
-    return _expert(*(None if t is None else t.to(BF16) for t in (x, w13, w2, b13, b2)), activation, gate_up)
+    return _expert(F.linear, *(None if t is None else t.to(BF16) for t in (x, w13, w2, b13, b2)), activation, gate_up)
 
 
 def _rounded_expert(recipe: str):
