@@ -7,7 +7,7 @@ since the verbs inside are ops themselves: they are their own shape functions.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mxmoe.experts import (
     Needs,
     Operand,
     Plan,
+    WeightOperand,
     dgrad_operand,
     experts_backward,
     experts_forward,
@@ -97,39 +98,29 @@ def _weight_operands(x, w13, w2, copies, plan: Plan):
     ]
 
 
-def _forward_operands(x, w13, w2, copies, plan: Plan) -> list[Operand]:
-    prepared = _weight_operands(x, w13, w2, copies, plan)[:2]
+def _forward_operands(x, w13, w2, copies, plan: Plan) -> list[WeightOperand]:
+    prepared, format = _weight_operands(x, w13, w2, copies, plan)[:2], plan.recipe.forward
     return [
-        make_operand(w, plan.recipe.forward, "row", None, plan.backend) if p is None else p
+        WeightOperand(format, partial(make_operand, w, format, "row", None, plan.backend) if p is None else partial(_same, p))
         for w, p in zip((w13, w2), prepared, strict=True)
     ]
 
 
-def _dgrad_operands(x, w13, w2, copies, plan: Plan) -> list[Operand | None]:
-    prepared = _weight_operands(x, w13, w2, copies, plan)
+def _dgrad_operands(x, w13, w2, copies, plan: Plan) -> list[WeightOperand]:
+    prepared, format = _weight_operands(x, w13, w2, copies, plan), plan.recipe.backward
     made = []
-    for wanted, w, row, column in zip((plan.needs.x, plan.needs.h), (w13, w2), prepared[:2], prepared[2:], strict=True):
-        if not wanted:
-            made.append(None)
-        elif column is not None:
-            made.append(column if isinstance(column, MXTensor) else column.transpose(1, 2))
-        else:
-            made.append(dgrad_operand(row if w is None else w, plan.recipe, plan.backend))
+    for w, row, column in zip((w13, w2), prepared[:2], prepared[2:], strict=True):
+        if column is not None:
+            operand = column if isinstance(column, MXTensor) else column.transpose(1, 2)
+            made.append(WeightOperand(format, partial(_same, operand)))
+        else:  # beside a frozen weight that has no column copy, BF16
+            partner = "bf16" if w is None and format in FORMATS else format
+            made.append(WeightOperand(partner, partial(dgrad_operand, row if w is None else w, plan.recipe, plan.backend)))
     return made
 
 
-def _flatten_saved(saved) -> list[Tensor]:
-    """8-bit floats as bytes, which autograd leaves alone."""
-    fields = [field for operand in saved for field in operand_fields(operand)]
-    return [t.view(torch.uint8) if t.element_size() == 1 else t for t in fields]
-
-
-def _restore_saved(flat, x, routing: Routing, w2_width: int, plan: Plan):
-    fields, needs, format, rows = list(flat), plan.needs, plan.recipe.backward, routing.permutation.shape[0]
-    x_col = take_operand(fields, format, "column", (rows, x.shape[1]), routing.offs) if needs.w13 else None
-    h = fields.pop(0) if needs.h else None
-    a_col = take_operand(fields, format, "column", (rows, w2_width), routing.offs) if needs.w2 else None
-    return [x_col, h, a_col, fields.pop(0) if needs.weights else None]
+def _same(operand: Operand) -> Operand:
+    return operand
 
 
 # ----------------------------------------------------------------------------------------------------------------- the ops
@@ -138,23 +129,19 @@ def _restore_saved(flat, x, routing: Routing, w2_width: int, plan: Plan):
 def _experts(x, weights, ids, counts, offs, permutation, inverse, w13, w2, b13, b2, copies, *plan_arguments):
     plan = plan_of(*plan_arguments)
     routing = Routing(ids, weights, counts, offs, permutation, inverse)
-    operands = _forward_operands(x, w13, w2, copies, plan)
-    y, saved = experts_forward(x, weights, routing, *operands, b13, b2, plan)
-    return [y] if plan.recompute else [y, *_flatten_saved(saved)]
+    y, saved = experts_forward(x, weights, routing, *_forward_operands(x, w13, w2, copies, plan), b13, b2, plan)
+    return [y] if plan.recompute else [y, *(saved[name] for name in plan.saved)]
 
 
 def _experts_backward(dy, saved, x, weights, ids, counts, offs, permutation, inverse, w13, w2, b13, b2, copies, *plan_arguments):
     plan = plan_of(*plan_arguments)
     routing = Routing(ids, weights, counts, offs, permutation, inverse)
     if plan.recompute:
-        operands = _forward_operands(x, w13, w2, copies, plan)
-        saved = experts_forward(x, weights, routing, *operands, b13, b2, plan)[1]
+        saved = experts_forward(x, weights, routing, *_forward_operands(x, w13, w2, copies, plan), b13, b2, plan)[1]
     else:
-        hidden = (copies[0] if w13 is None else w13).shape[-2]
-        saved = _restore_saved(saved, x, routing, hidden // 2, plan)
+        saved = dict(zip(plan.saved, saved, strict=True))
     dtypes = Dtypes(x.dtype, *(None if t is None else t.dtype for t in (w13, w2, b13, b2)))
-    w13_t, w2_t = _dgrad_operands(x, w13, w2, copies, plan)
-    grads = experts_backward(dy, saved, weights, routing, w13_t, w2_t, dtypes, plan)
+    grads = experts_backward(dy, saved, x, weights, routing, *_dgrad_operands(x, w13, w2, copies, plan), dtypes, plan)
     return [g for g in grads if g is not None]
 
 

@@ -7,11 +7,13 @@
     y = unpermute(y_rows, weights)                    dx = unpermute(dx_rows)
 
 Each GEMM reads its operands in the format of the recipe (`mxmoe.recipes`); row copies feed forward and dgrad, column copies
-feed wgrad, and both are made from the same high-precision value. Shapes as in `mxmoe.ops`.
+feed wgrad, and both are made from the same high-precision value. Where the recipe quantizes, column copies of rows and a are
+made in the backward, from x and h, so that the forward saves h and y_rows only. Shapes as in `mxmoe.ops`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,13 +72,37 @@ class Plan:
     copies: tuple[str, str, str, str]  # formats of the prepared w13, w2 (forward) and w13, w2 (dgrad); "" where not prepared
     backend: str
 
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """What the forward keeps for the backward: operands that wgrad reads as they are, h, y_rows."""
+        same = self.recipe.backward in DTYPES
+        kept = {
+            "rows": same and self.needs.w13,
+            "h": self.needs.h or (self.needs.w2 and not same),
+            "a": same and self.needs.w2,
+            "y_rows": self.needs.weights,
+        }
+        return tuple(name for name, wanted in kept.items() if wanted)
+
+
+@dataclass(frozen=True)
+class WeightOperand:
+    """A weight as one GEMM reads it, made when that runs and dropped after; `partner`: the format of what it multiplies."""
+
+    partner: str
+    make: Callable[[], Operand]
+
 
 def make_operand(t: Tensor, format: str, axis: str, offs: Tensor | None, backend: str) -> Operand:
     """One GEMM operand of `t`: itself in that dtype, or its block-scaled copy."""
     if format in DTYPES:
         return t.to(DTYPES[format])
-    scope = "row" if axis == "row" else "group"
-    return ops.quantize(t, format, axis, offs=offs, scope=scope, backend=backend)
+    return ops.quantize(t, format, axis, offs=offs, scope=_scope(axis), backend=backend)
+
+
+def _scope(axis: str) -> str:
+    """Of an NVFP4 copy: a token's own scale, but one for all tokens of an expert where they are contracted over."""
+    return "row" if axis == "row" else "group"
 
 
 def make_operands(t: Tensor, row: str | None, column: str | None, offs: Tensor, backend: str):
@@ -90,6 +116,20 @@ def make_operands(t: Tensor, row: str | None, column: str | None, offs: Tensor, 
     return made[0], made[1]
 
 
+def routed_operand(x: Tensor, format: str, axis: str, routing: Routing, plan: Plan) -> Operand:
+    """One operand of x's rows in expert order."""
+    source = x if format in FORMATS else x.to(plan.recipe.compute_dtype)
+    return make_operand(ops.permute(source, routing, backend=plan.backend), format, axis, routing.offs, plan.backend)
+
+
+def activated_operand(h: Tensor, format: str, axis: str, offs: Tensor, plan: Plan) -> Operand:
+    """One operand of a = swiglu(h)."""
+    options = {"gate_up": plan.gate_up, "offs": offs, "backend": plan.backend}
+    if format in FORMATS:
+        options |= {"format": format, "axis": axis, "scope": _scope(axis)}
+    return ops.swiglu(h, plan.activation, **options)
+
+
 def dgrad_operand(w: Operand, recipe: Recipe, backend: str) -> Operand:
     """Weight (E, O, C) as the operand (E, C, O) that contracts over its outputs."""
     if isinstance(w, MXTensor):  # frozen, without a column copy: its elements times block scales are exact in BF16
@@ -98,55 +138,51 @@ def dgrad_operand(w: Operand, recipe: Recipe, backend: str) -> Operand:
     return operand if isinstance(operand, MXTensor) else operand.transpose(1, 2)
 
 
-def experts_forward(x, weights, routing: Routing, w13: Operand, w2: Operand, b13, b2, plan: Plan):
-    """(y, saved): y (T, D) and what the backward reads; w13, w2 are forward operands."""
-    recipe, needs, offs, backend = plan.recipe, plan.needs, routing.offs, plan.backend
-    keep = recipe.backward
-    source = x if recipe.forward in FORMATS else x.to(recipe.compute_dtype)
-    rows = ops.permute(source, routing, backend=backend)
-    x_row, x_col = make_operands(rows, recipe.forward, keep if needs.w13 else None, offs, backend)
-    h = ops.grouped_mm(x_row, w13, offs, bias=b13, out_dtype=recipe.compute_dtype, backend=backend)
-    a = ops.swiglu(h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=backend)
-    a_row, a_col = make_operands(a, recipe.forward, keep if needs.w2 else None, offs, backend)
-    y_rows = ops.grouped_mm(a_row, w2, offs, bias=b2, out_dtype=recipe.compute_dtype, backend=backend)
+def experts_forward(x, weights, routing: Routing, w13: WeightOperand, w2: WeightOperand, b13, b2, plan: Plan):
+    """(y (T, D), `plan.saved` by name)."""
+    recipe, offs, backend = plan.recipe, routing.offs, plan.backend
+    rows = routed_operand(x, recipe.forward, "row", routing, plan)
+    h = ops.grouped_mm(rows, w13.make(), offs, bias=b13, out_dtype=recipe.compute_dtype, backend=backend)
+    a = activated_operand(h, recipe.forward, "row", offs, plan)
+    y_rows = ops.grouped_mm(a, w2.make(), offs, bias=b2, out_dtype=recipe.compute_dtype, backend=backend)
     y = ops.unpermute(y_rows, routing, weights, out_dtype=plan.out_dtype, backend=backend)
-    saved = [x_col if needs.w13 else None, h if needs.h else None, a_col if needs.w2 else None, y_rows if needs.weights else None]
-    return y, saved
+    made = {"rows": rows, "h": h, "a": a, "y_rows": y_rows}
+    return y, {name: made[name] for name in plan.saved}
 
 
-def experts_backward(dy, saved, weights, routing: Routing, w13_t, w2_t, dtypes: Dtypes, plan: Plan):
-    """Gradients of (x, weights, w13, w2, b13, b2), None where not needed; w13_t, w2_t are dgrad operands."""
+def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOperand, w2_t: WeightOperand, dtypes, plan):
+    """Gradients of (x, weights, w13, w2, b13, b2), None where not needed; dtypes: Dtypes, plan: Plan."""
     recipe, needs, offs, backend = plan.recipe, plan.needs, routing.offs, plan.backend
-    x_col, h, a_col, y_rows = saved
+    keep, h = recipe.backward, saved.get("h")
     dx = dw13 = dw2 = db13 = db2 = None
-    dy_rows, dweights = ops.unpermute_backward(dy, routing, weights, y_rows, rows_dtype=recipe.compute_dtype, backend=backend)
+    dy_rows, dweights = ops.unpermute_backward(
+        dy, routing, weights, saved.get("y_rows"), rows_dtype=recipe.compute_dtype, backend=backend
+    )
     if needs.rows:
-        dy_row, dy_col = make_operands(
-            dy_rows, dgrad_format(recipe, w2_t) if needs.h else None, recipe.backward if needs.w2 else None, offs, backend
-        )
-        if needs.w2:
-            dw2 = weight_grad(dy_col, a_col, offs, dtypes.w2, backend)
+        dy_row, dy_col = make_operands(dy_rows, w2_t.partner if needs.h else None, keep if needs.w2 else None, offs, backend)
         if needs.b2:
             db2 = bias_grad(dy_rows, offs, dtypes.b2, backend)
+        del dy_rows
+    if needs.w2:
+        a_col = saved["a"] if "a" in saved else activated_operand(h, keep, "column", offs, plan)
+        dw2 = weight_grad(dy_col, a_col, offs, dtypes.w2, backend)
+        del dy_col, a_col
     if needs.h:
-        da = ops.grouped_mm(dy_row, w2_t, offs, out_dtype=recipe.compute_dtype, backend=backend)
+        da = ops.grouped_mm(dy_row, w2_t.make(), offs, out_dtype=recipe.compute_dtype, backend=backend)
         dh = ops.swiglu_backward(da, h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=backend)
-        dh_row, dh_col = make_operands(
-            dh, dgrad_format(recipe, w13_t) if needs.x else None, recipe.backward if needs.w13 else None, offs, backend
-        )
-        if needs.w13:
-            dw13 = weight_grad(dh_col, x_col, offs, dtypes.w13, backend)
+        del dy_row, da
+        dh_row, dh_col = make_operands(dh, w13_t.partner if needs.x else None, keep if needs.w13 else None, offs, backend)
         if needs.b13:
             db13 = bias_grad(dh, offs, dtypes.b13, backend)
+        del dh
     if needs.x:
-        dx_rows = ops.grouped_mm(dh_row, w13_t, offs, out_dtype=recipe.compute_dtype, backend=backend)
+        dx_rows = ops.grouped_mm(dh_row, w13_t.make(), offs, out_dtype=recipe.compute_dtype, backend=backend)
         dx = ops.unpermute(dx_rows, routing, out_dtype=dtypes.x, backend=backend)
+        del dh_row, dx_rows
+    if needs.w13:
+        x_col = saved["rows"] if "rows" in saved else routed_operand(x, keep, "column", routing, plan)
+        dw13 = weight_grad(dh_col, x_col, offs, dtypes.w13, backend)
     return dx, dweights, dw13, dw2, db13, db2
-
-
-def dgrad_format(recipe: Recipe, w_t: Operand) -> str:
-    """The recipe's format, or BF16 beside a frozen weight that has no column copy."""
-    return recipe.backward if isinstance(w_t, MXTensor) or recipe.backward in DTYPES else "bf16"
 
 
 def weight_grad(dy: Operand, x: Operand, offs: Tensor, dtype: torch.dtype, backend: str) -> Tensor:

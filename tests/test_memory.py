@@ -39,6 +39,18 @@ def test_a_dropped_result_serves_the_next_of_its_size():
     assert block(8).data_ptr() == address
 
 
+def test_a_block_is_put_together_from_the_pages_of_kept_ones():
+    pieces = [block(4).fill_(7) for _ in range(10)]
+    peak = mxmoe.memory_stats().peak
+    del pieces
+    whole = block(40)
+    assert int((whole == 7).sum()) >= 35 * MIB  # an eighth of 40 MiB may be fresh
+    whole.fill_(9)
+    assert block(4).shape == (4, MIB)
+    assert bool((whole == 9).all())
+    assert mxmoe.memory_stats().peak - peak <= 4 * MIB
+
+
 def test_small_results_stay_with_torch():
     before = mxmoe.memory_stats()
     small = empty((1000,), torch.float32, LIKE, "host")

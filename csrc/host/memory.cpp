@@ -33,45 +33,40 @@ void* map(int64_t bytes) {
 }
 
 struct Kept {
-  void* data;
+  char* data;
   int64_t size;
 };
 
-// What is in use and what is kept together never exceed the most that was in use at once: a process holds no more
-// memory than its own largest moment, and the oldest block goes first.
+// What is in use and what is kept together never exceed the most that was in use at once and an eighth. A block that no
+// kept one can serve is put together from the pages of the oldest of them, as far as that bound forbids fresh ones:
+// moving a huge page costs a thousandth of clearing it.
 class Pool {
  public:
   void* take(int64_t& size) {
     std::lock_guard<std::mutex> lock(mutex_);
     size = (size + kHugePage - 1) & -kHugePage;
-    auto best = kept_.end();
-    for (auto it = kept_.begin(); it != kept_.end(); ++it)
-      if (it->size >= size && it->size <= size + size / 4 && (best == kept_.end() || it->size <= best->size)) best = it;
-    void* data = nullptr;
-    if (best != kept_.end()) {
-      data = best->data, size = best->size;
-      stats_.kept -= size;
-      kept_.erase(best);
-    } else {
-      trim(bound() - stats_.in_use - size);
-      data = map(size);
-    }
-    MXMOE_UNPOISON(data, size);
+    void* data = reuse(size);
     stats_.in_use += size;
     if (stats_.in_use > stats_.peak) stats_.peak = stats_.in_use;
+    if (!data) {
+      data = map(size);
+      const int64_t surplus = stats_.in_use + stats_.kept - bound();
+      for (int64_t at = 0; at < size && at < surplus; at += kHugePage) move_oldest_page(static_cast<char*>(data) + at);
+    }
+    MXMOE_UNPOISON(data, size);
     return data;
   }
 
   void put(void* data, int64_t size) {
     std::lock_guard<std::mutex> lock(mutex_);
     stats_.in_use -= size, stats_.kept += size;
-    kept_.push_back({data, size});
-    trim(bound() - stats_.in_use);
+    kept_.push_back({static_cast<char*>(data), size});
+    while (stats_.kept > 0 && stats_.in_use + stats_.kept > bound()) drop_oldest_page();
   }
 
   void release() {
     std::lock_guard<std::mutex> lock(mutex_);
-    trim(0);
+    while (stats_.kept > 0) drop_oldest_page();
     stats_.peak = stats_.in_use;
   }
 
@@ -83,13 +78,39 @@ class Pool {
  private:
   int64_t bound() const { return stats_.peak + stats_.peak / 8; }
 
-  void trim(int64_t allowed) {
-    while (!kept_.empty() && stats_.kept > allowed) {
-      MXMOE_UNPOISON(kept_.front().data, kept_.front().size);
-      munmap(kept_.front().data, kept_.front().size);
-      stats_.kept -= kept_.front().size;
-      kept_.pop_front();
-    }
+  // The smallest kept block that is large enough and wastes at most a quarter, else null.
+  void* reuse(int64_t& size) {
+    auto best = kept_.end();
+    for (auto it = kept_.begin(); it != kept_.end(); ++it)
+      if (it->size >= size && it->size <= size + size / 4 && (best == kept_.end() || it->size <= best->size)) best = it;
+    if (best == kept_.end()) return nullptr;
+    void* data = best->data;
+    size = best->size;
+    stats_.kept -= size;
+    kept_.erase(best);
+    return data;
+  }
+
+  char* oldest_page() {
+    Kept& oldest = kept_.front();
+    oldest.size -= kHugePage, stats_.kept -= kHugePage;
+    char* page = oldest.data + oldest.size;
+    if (oldest.size == 0) kept_.pop_front();
+    MXMOE_UNPOISON(page, kHugePage);
+    return page;
+  }
+
+  void drop_oldest_page() { munmap(oldest_page(), kHugePage); }
+
+  // Where the system cannot move it (too many mappings), the page goes and the fresh one stays.
+  void move_oldest_page(char* to) {
+    char* page = oldest_page();
+#if defined(MREMAP_FIXED)
+    if (mremap(page, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) return;
+    if (mmap(to, kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+      throw std::bad_alloc();
+#endif
+    munmap(page, kHugePage);
   }
 
   std::mutex mutex_;
