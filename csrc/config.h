@@ -21,4 +21,18 @@ constexpr HostGemmConfig pick_config(int64_t l2_bytes) {
 
 static_assert(pick_config(1 << 20).block_steps == 2048);
 
+// Whether a host kernel writes an output past the caches: one that they cannot hold until it is read again.
+constexpr bool bypasses_cache(int64_t bytes) {
+  return bytes >= int64_t{16} << 20;
+}
+
+// Row tiles (of 128 rows) that one task of column copies takes in turn: as many as share the cache lines of their
+// scales, 64 blocks of 32 rows, but four tasks for each thread.
+constexpr int64_t tiles_of_task(int64_t num_tiles, int64_t spans, int threads) {
+  int64_t most = num_tiles * spans / (4 * threads);
+  return most < 1 ? 1 : most > 16 ? 16 : most;
+}
+
+static_assert(tiles_of_task(64, 14, 2) == 16 && tiles_of_task(3, 1, 2) == 1);
+
 }  // namespace mxmoe

@@ -16,8 +16,20 @@ struct QuantizeCopy {  // contiguous outputs; values == nullptr: not wanted
   explicit operator bool() const { return values != nullptr; }
 };
 
+// Rows that a verb makes on the way to their copies, without an array of them in memory. fill writes rows
+// [row, row + rows) x columns [col, col + cols) of x's dtype to `out`, densely; with two parts the same columns of the
+// second half of each row follow, as a matrix of their own (a gradient has gate and up at once).
+struct RowSource {
+  void (*fill)(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) = nullptr;
+  const void* context = nullptr;
+  int64_t parts = 1;  // 2: half a row is a multiple of 32
+
+  explicit operator bool() const { return fill != nullptr; }
+};
+
 struct QuantizeArgs {
-  Tensor x;  // (B, R, L), any strides
+  Tensor x;          // (B, R, L), any strides
+  RowSource source;  // of an x without data: B is 1, no global scale
   Format format;
   Scope scope;
   bool floor, stochastic, hadamard, four_six, block_2d;

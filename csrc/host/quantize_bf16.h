@@ -1,6 +1,6 @@
-// BF16 -> 8-bit MX copies in 16-bit integers, 32 elements a vector: the one path beside the tiles of tile.h, because
-// widening to FP32 keeps those below memory speed. One Zen 4 thread, [4096 x 7168] rows, bytes per CPU second: 79 % of
-// memcpy's, tiles about 30 %.
+// BF16 -> copies in 16-bit integers, 32 elements a vector: the one path beside the tiles of tile.h, because widening to
+// FP32 keeps those below memory speed. A group is 16 blocks of a row: their amaxes are reduced together, their scales are
+// one vector. A column copy has its blocks in lanes and reduces nothing.
 #pragma once
 #include "formats.h"
 #include "host/simd.h"
@@ -10,131 +10,219 @@ namespace mxmoe::host::MXMOE_ISA {
 
 typedef uint16_t u16x32 __attribute__((vector_size(64), may_alias));
 typedef int16_t i16x32 __attribute__((vector_size(64), may_alias));
-typedef uint8_t u8x32 __attribute__((vector_size(32), may_alias));
-typedef uint16_t u16x16 __attribute__((vector_size(32), may_alias));
 
-MXMOE_INLINE uint32_t reduce_max(u16x32 v) {
-  u16x16 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  u16x16 high = __builtin_shufflevector(v, v, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
-  u16x16 half = low > high ? low : high;
-  __m128i m = _mm_max_epu16(_mm256_castsi256_si128((__m256i)half), _mm256_extracti128_si256((__m256i)half, 1));
-  return 0xffffu ^ (static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(~m))) & 0xffffu);  // there is no maxpos
+constexpr int kGroupBlocks = 16, kRowsAtOnce = 4;
+constexpr int kMaxStripCols = 512;
+
+MXMOE_INLINE u16x32 load32(const uint16_t* x) {
+  u16x32 v;
+  memcpy(&v, x, sizeof(v));
+  return v;
+}
+MXMOE_INLINE u16x32 splat16(uint32_t x) {
+  return (u16x32)_mm512_set1_epi16(static_cast<short>(x));
+}
+MXMOE_INLINE u16x32 max16(u16x32 a, u16x32 b) {
+  return (u16x32)_mm512_max_epu16((__m512i)a, (__m512i)b);
 }
 
-// Scale byte of a block from its amax in BF16. kMax is 1.75 * 2^kMaxExponent for both elements: amax / kMax rounds up
-// to the exponent's difference, and one more where amax's mantissa is beyond 1.75.
-template <typename E>
-MXMOE_INLINE uint32_t scale_of_bf16(uint32_t amax, bool floor) {
-  static_assert(E::kMax == 1.75f * power_of_two(E::kMaxExponent));
-  uint32_t exponent = (floor ? amax : amax + 31) >> 7;
-  return exponent > E::kMaxExponent ? exponent - E::kMaxExponent : 0;
-}
-
-// What encode_bf16 subtracts for a scale byte: (scale - bias) in the exponent's place. S: one scale, or one per lane.
-template <typename E, typename S>
-MXMOE_INLINE S rebase_of(S scale) {
-  return (scale - E::kBias) << 7;
-}
-
-// Codes of values that are zero or not below 2^-126, as rebase_of<E>(scale) says.
-template <typename E>
-MXMOE_INLINE u8x32 encode_bf16(u16x32 x, u16x32 rebase) {
-  constexpr int kDrop = 7 - E::kMantissa;
-  constexpr uint16_t kBelowHalf = (1 << (kDrop - 1)) - 1, kMaxCode = E::kMaxCode;
-  constexpr int16_t kFirstShift = kDrop + 1;
-  u16x32 magnitude = x & 0x7fff;
-  u16x32 rebased = magnitude - rebase;  // exponent of the element, 7 mantissa bits
-  u16x32 code = (rebased + kBelowHalf + ((rebased >> kDrop) & 1)) >> kDrop;
-  code = code < kMaxCode ? code : u16x32{} + kMaxCode;
-  const __mmask32 tiny = _mm512_cmplt_epi16_mask((__m512i)rebased, _mm512_set1_epi16(128));
-  if (__builtin_expect(tiny != 0, 0)) {  // subnormal elements: the 8-bit significand shifted down to the grid
-    i16x32 exponent = (i16x32)rebased >> 7;
-    i16x32 wanted = kFirstShift - exponent;
-    u16x32 shift = (u16x32)(wanted < 15 ? wanted : i16x32{} + 15);
-    u16x32 significand = (magnitude & 0x7f) | 0x80;
-    significand = magnitude < 0x80 ? u16x32{} : significand;
-    u16x32 half = (u16x32{} + 1) << (shift - 1);
-    u16x32 rounded = (significand + half - 1 + ((significand >> shift) & 1)) >> shift;
-    code = (u16x32)_mm512_mask_mov_epi16((__m512i)code, tiny, (__m512i)rounded);
+// amaxes of 16 blocks as lanes: v[i] holds |x| of blocks 2i and 2i + 1 (kBlock 16), or of block i (32).
+template <int kBlock>
+MXMOE_INLINE u32 block_maxima(const u16x32* v) {
+  u16x32 halves[8], quarters[4];
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (kBlock == 16) {
+      halves[i] = v[i];
+    } else {
+      __m512i a = (__m512i)v[2 * i], b = (__m512i)v[2 * i + 1];
+      halves[i] = max16((u16x32)_mm512_shuffle_i64x2(a, b, 0x44), (u16x32)_mm512_shuffle_i64x2(a, b, 0xee));
+    }
   }
-  return __builtin_convertvector(code | ((x >> 8) & 0x80), u8x32);
+  for (int i = 0; i < 4; ++i) {  // 128 bits of blocks 4i to 4i + 3
+    __m512i a = (__m512i)halves[2 * i], b = (__m512i)halves[2 * i + 1];
+    quarters[i] = max16((u16x32)_mm512_shuffle_i64x2(a, b, 0x88), (u16x32)_mm512_shuffle_i64x2(a, b, 0xdd));
+  }
+  auto fold64 = [](u16x32 a, u16x32 b) {
+    return (__m512)max16((u16x32)_mm512_unpacklo_epi64((__m512i)a, (__m512i)b),
+                         (u16x32)_mm512_unpackhi_epi64((__m512i)a, (__m512i)b));
+  };
+  __m512 a = fold64(quarters[0], quarters[1]), b = fold64(quarters[2], quarters[3]);
+  u32 m = (u32)max16((u16x32)_mm512_shuffle_ps(a, b, 0x88), (u16x32)_mm512_shuffle_ps(a, b, 0xdd));
+  u32 high = m >> 16, low = m & 0xffffu;
+  u32 transposed = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  return (u32)_mm512_permutexvar_epi32((__m512i)transposed, (__m512i)max_u32(high, low));
 }
 
-// Any block, by way of FP32.
-template <typename E>
-static __attribute__((noinline)) u8x32 encode_bf16_rare(const uint16_t* x, uint32_t scale) {
-  if (scale == 255) return u8x32{} + static_cast<uint8_t>(E::kPoison);
-  alignas(32) uint8_t codes[32];
-  const f32 factor = splat(f32_of(e8m0_inverse_bits(scale)));
-  for (int i = 0; i < 32; i += kLanes) {
-    u32 b = bits(f32_from_bf16(load<u16h>(x + i)) * factor);
-    store(codes + i, narrow8(encode_nearest<E, f32, u32>(b & 0x7fffffffu) | (b >> 24 & 0x80u)));
-  }
-  u8x32 result;
-  memcpy(&result, codes, 32);
-  return result;
+// Scale bytes from amaxes in BF16: amax / kMax rounds up to the exponents' difference, and one more where amax's
+// mantissa is beyond that of kMax. V: lanes of any width.
+template <typename E, typename V>
+MXMOE_INLINE V scales_of_bf16(V amax, bool floor) {
+  constexpr int kMantissa = static_cast<int>((E::kMax / power_of_two(E::kMaxExponent) - 1.0f) * 128.0f);
+  V exponent = (floor ? amax : amax + (127 - kMantissa)) >> 7;
+  V scale = exponent > E::kMaxExponent ? exponent - E::kMaxExponent : V{};
+  return amax < 0x7f80 ? scale : V{} + 255;
 }
 
 // A smaller scale makes codes of BF16's own subnormals.
 template <typename E>
 constexpr uint32_t kRareBelow = E::kBias + E::kMantissa + 1;
 
-// num_blocks whole blocks of a row. stream: non-temporal stores where the address allows.
+// 8-bit elements with a power-of-two scale; `rebase` (one per lane) is (scale - bias) in the exponent's place.
 template <typename E>
-static void quantize_bf16_row(const uint16_t* x, int64_t num_blocks, bool floor, bool stream, uint8_t* values,
-                              uint8_t* scales) {
-  stream = stream && reinterpret_cast<uintptr_t>(values) % 32 == 0;
-  for (int64_t k = 0; k < num_blocks; ++k, x += 32, values += 32) {
-    u16x32 block;
-    memcpy(&block, x, sizeof(block));
-    const uint32_t amax = reduce_max(block & 0x7fff);
-    const uint32_t scale = amax < 0x7f80 ? scale_of_bf16<E>(amax, floor) : 255;
-    const bool rare = scale < kRareBelow<E> || scale == 255;
-    u8x32 codes = __builtin_expect(rare, 0)
-                      ? encode_bf16_rare<E>(x, scale)
-                      : encode_bf16<E>(block, u16x32{} + static_cast<uint16_t>(rebase_of<E>(scale)));
-    if (stream) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(values), (__m256i)codes);
-    } else {
-      memcpy(values, &codes, sizeof(codes));
+struct Coder8 {
+  static constexpr int kDrop = 7 - E::kMantissa, kLeft = 8 - kDrop;
+
+  MXMOE_INLINE u16x32 rebase_of(u16x32 scale) { return (scale - E::kBias) << 7; }
+
+  // Codes, each in the high byte of its lane, of values that are zero or not below 2^-126. Rounding to nearest even
+  // happens on the value moved up to that byte: what is added and dropped lies below it.
+  MXMOE_INLINE u16x32 encode(u16x32 x, u16x32 rebase, bool saturate) {
+    u16x32 magnitude = x & 0x7fff;
+    if (saturate) {
+      const u16x32 most = rebase + static_cast<uint16_t>(E::kMaxCode << kDrop);
+      magnitude = magnitude < most ? magnitude : most;
     }
-    scales[k] = static_cast<uint8_t>(scale);
+    constexpr uint16_t kLast = 1 << kDrop, kBelowHalf = ((1 << (kDrop - 1)) - 1) << kLeft;
+    u16x32 even = (magnitude & kLast) >> (kDrop - kLeft);
+    u16x32 code = (magnitude << kLeft) + even - ((rebase << kLeft) - kBelowHalf);
+    const __mmask32 tiny = _mm512_cmplt_epu16_mask((__m512i)magnitude, (__m512i)(rebase + 128));
+    if (__builtin_expect(tiny != 0, 0))
+      code = (u16x32)_mm512_mask_mov_epi16((__m512i)code, tiny, (__m512i)encode_tiny(magnitude, rebase));
+    constexpr int kSelect = 0xca;  // bits of x where the first operand has ones
+    return (u16x32)_mm512_ternarylogic_epi32(_mm512_set1_epi16(static_cast<short>(0x8000)), (__m512i)x, (__m512i)code,
+                                             kSelect);
+  }
+
+  // Subnormal elements: the 8-bit significand shifted down to the grid.
+  MXMOE_INLINE u16x32 encode_tiny(u16x32 magnitude, u16x32 rebase) {
+    i16x32 wanted = static_cast<int16_t>(kDrop + 1) - ((i16x32)(magnitude - rebase) >> 7);
+    u16x32 shift = (u16x32)(wanted < 15 ? wanted : i16x32{} + 15);
+    u16x32 significand = (magnitude & 0x7f) | 0x80;
+    significand = magnitude < 0x80 ? u16x32{} : significand;
+    u16x32 half = (u16x32{} + 1) << (shift - 1);
+    return ((significand + half - 1 + ((significand >> shift) & 1)) >> shift) << 8;
+  }
+
+  // The codes of 64 elements.
+  MXMOE_INLINE __m512i pack(u16x32 low, u16x32 high) {
+    alignas(64) static constexpr auto kOdd = [] {
+      struct {
+        uint8_t byte[64];
+      } index{};
+      for (int i = 0; i < 64; ++i) index.byte[i] = static_cast<uint8_t>(2 * i + 1);
+      return index;
+    }();
+    return _mm512_permutex2var_epi8((__m512i)low, _mm512_load_si512(&kOdd), (__m512i)high);
+  }
+};
+
+// Any block, by way of FP32.
+template <typename E>
+static __attribute__((noinline)) void encode_bf16_rare(const uint16_t* x, uint32_t scale, uint8_t* codes) {
+  if (scale == 255) {
+    memset(codes, E::kPoison, 32);
+    return;
+  }
+  const f32 factor = splat(f32_of(e8m0_inverse_bits(scale)));
+  for (int i = 0; i < 32; i += kLanes) {
+    u32 b = bits(f32_from_bf16(load<u16h>(x + i)) * factor);
+    store(codes + i, narrow8(encode_nearest<E, f32, u32>(b & 0x7fffffffu) | (b >> 24 & 0x80u)));
   }
 }
 
-// 32 columns of one block of a column copy: valid (<= 32) rows of x, rows_to_write of values, the rest of them zero.
+// A mask of the lanes whose blocks are rare.
 template <typename E>
-static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, int valid, int rows_to_write, bool floor,
-                                  uint8_t* values, int64_t values_stride, uint8_t* scales, int64_t scales_stride) {
-  auto row = [&](int i) {
-    u16x32 v;
-    memcpy(&v, x + i * x_stride, sizeof(v));
-    return v;
+MXMOE_INLINE __mmask16 rare_scales(u32 scale) {
+  return _mm512_cmplt_epu32_mask((__m512i)scale, _mm512_set1_epi32(kRareBelow<E>)) |
+         _mm512_cmpeq_epi32_mask((__m512i)scale, _mm512_set1_epi32(255));
+}
+
+MXMOE_INLINE void put(uint8_t* to, __m512i v, bool stream) {
+  if (stream)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
+  else
+    memcpy(to, &v, sizeof(v));
+}
+
+// count <= 16 blocks of 32 of a row copy.
+template <typename E>
+MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int count, bool floor, bool stream, uint8_t* values,
+                                      uint8_t* scales) {
+  u16x32 magnitudes[kGroupBlocks];
+  for (int k = 0; k < kGroupBlocks; ++k) magnitudes[k] = k < count ? load32(x + 32 * k) & 0x7fff : u16x32{};
+  const u32 scale = scales_of_bf16<E, u32>(block_maxima<32>(magnitudes), floor);
+  const u8q bytes = narrow8(scale);
+  memcpy(scales, &bytes, count);
+  alignas(64) uint32_t rebase[kGroupBlocks];
+  u32 shifted = (scale - E::kBias) << 7 & 0xffffu;
+  store(rebase, shifted | shifted << 16);
+  auto encoded = [&](int k) {
+    return Coder8<E>::encode(load32(x + 32 * k), (u16x32)_mm512_set1_epi32(static_cast<int>(rebase[k])), floor);
   };
-  u16x32 amax{};
-  for (int i = 0; i < valid; ++i) {
-    u16x32 magnitude = row(i) & 0x7fff;
-    amax = amax > magnitude ? amax : magnitude;
+  for (int k = 0; k + 2 <= count; k += 2) put(values + 32 * k, Coder8<E>::pack(encoded(k), encoded(k + 1)), stream);
+  if (count % 2) {
+    __m512i v = Coder8<E>::pack(encoded(count - 1), u16x32{});
+    memcpy(values + 32 * (count - 1), &v, 32);
   }
-  constexpr uint16_t kMost = E::kMaxExponent;
-  u16x32 exponent = (floor ? amax : amax + 31) >> 7;
-  u16x32 scale = exponent > kMost ? exponent - kMost : u16x32{};
-  scale = amax < 0x7f80 ? scale : u16x32{} + 255;
-  const u16x32 rebase = rebase_of<E>(scale);
+  for (uint32_t rare = rare_scales<E>(scale) & ((1u << count) - 1); __builtin_expect(rare != 0, 0); rare &= rare - 1) {
+    const int k = __builtin_ctz(rare);
+    encode_bf16_rare<E>(x + 32 * k, bytes[k], values + 32 * k);
+  }
+}
+
+template <typename E>
+static void quantize_bf16_row(const uint16_t* x, int64_t num_blocks, bool floor, bool stream, uint8_t* values,
+                              uint8_t* scales) {
+  int64_t k = 0;
+  for (; k + kGroupBlocks <= num_blocks; k += kGroupBlocks)
+    quantize_bf16_group<E>(x + 32 * k, kGroupBlocks, floor, stream, values + 32 * k, scales + k);
+  if (k < num_blocks)
+    quantize_bf16_group<E>(x + 32 * k, static_cast<int>(num_blocks - k), floor, stream, values + 32 * k, scales + k);
+}
+
+// The blocks of `cols` (a multiple of 32) columns of a column copy: valid (<= 32) rows of x, rows_to_write of values,
+// the rest of them zero; scales[c].
+template <typename E>
+static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, int valid, int rows_to_write, int cols,
+                                  bool floor, bool stream, uint8_t* values, int64_t values_stride, uint8_t* scales) {
+  alignas(64) uint16_t amaxes[kMaxStripCols] = {}, rebases[kMaxStripCols];
+  for (int i = 0; i < valid; i += kRowsAtOnce)  // along the rows, as they lie in memory
+    for (int c = 0; c < cols; c += 32) {
+      u16x32 amax = load32(amaxes + c);
+      for (int j = i; j < i + kRowsAtOnce && j < valid; ++j) amax = max16(amax, load32(x + j * x_stride + c) & 0x7fff);
+      memcpy(amaxes + c, &amax, sizeof(amax));
+    }
+  uint64_t rare_lanes = 0;
+  for (int c = 0; c < cols; c += 32) {
+    const u16x32 scale = scales_of_bf16<E, u16x32>(load32(amaxes + c), floor), rebase = Coder8<E>::rebase_of(scale);
+    memcpy(rebases + c, &rebase, sizeof(rebase));
+    const __m256i bytes = _mm512_cvtepi16_epi8((__m512i)scale);
+    memcpy(scales + c, &bytes, sizeof(bytes));
+    rare_lanes |= _mm512_cmplt_epu16_mask((__m512i)scale, (__m512i)splat16(kRareBelow<E>)) |
+                  _mm512_cmpeq_epi16_mask((__m512i)scale, (__m512i)splat16(255));
+  }
   for (int i = 0; i < rows_to_write; ++i) {
-    u8x32 codes = i < valid ? encode_bf16<E>(row(i), rebase) : u8x32{};
-    memcpy(values + i * values_stride, &codes, sizeof(codes));
+    uint8_t* to = values + i * values_stride;
+    if (i >= valid) {
+      memset(to, 0, cols);
+      continue;
+    }
+    auto encoded = [&](int c) { return Coder8<E>::encode(load32(x + i * x_stride + c), load32(rebases + c), floor); };
+    int c = 0;
+    for (; c + 64 <= cols; c += 64) put(to + c, Coder8<E>::pack(encoded(c), encoded(c + 32)), stream);
+    if (c < cols) {
+      __m512i v = Coder8<E>::pack(encoded(c), u16x32{});
+      memcpy(to + c, &v, 32);
+    }
   }
-  const u16x32 rare_lanes = (u16x32)((scale < static_cast<uint16_t>(kRareBelow<E>)) | (scale == 255));
-  for (uint32_t rare = _mm512_movepi16_mask((__m512i)rare_lanes); __builtin_expect(rare != 0, 0); rare &= rare - 1) {
-    const int c = __builtin_ctz(rare);
+  for (int c = 0; __builtin_expect(rare_lanes != 0, 0) && c < cols; ++c) {
+    if (scales[c] >= kRareBelow<E> && scales[c] != 255) continue;
     uint16_t column[32] = {};
+    uint8_t codes[32];
     for (int i = 0; i < valid; ++i) column[i] = x[i * x_stride + c];
-    u8x32 codes = encode_bf16_rare<E>(column, scale[c]);
+    encode_bf16_rare<E>(column, scales[c], codes);
     for (int i = 0; i < valid; ++i) values[i * values_stride + c] = codes[i];
   }
-  const u8x32 bytes = __builtin_convertvector(scale, u8x32);
-  for (int c = 0; c < 32; ++c) scales[c * scales_stride] = bytes[c];
 }
 
 }  // namespace mxmoe::host::MXMOE_ISA

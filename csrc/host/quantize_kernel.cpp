@@ -1,5 +1,6 @@
 // quantize: the array is cut into tasks (a tile of rows x a span of columns), a task into tiles that
 // are read once and give both copies. A scope larger than a row takes a pass of its own for its amax.
+#include "config.h"
 #include "host/emit.h"
 #include "host/quantize.h"
 #include "host/quantize_bf16.h"
@@ -10,15 +11,20 @@
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
 
-constexpr int64_t kSpan = 2048;                      // columns of a task
-constexpr int64_t kStreamBytes = int64_t{16} << 20;  // from this output size on, stores bypass the caches
+constexpr int64_t kSpan = 2048;     // columns of a task on row copies
 constexpr int64_t kManyTiles = 64;  // enough tasks without cutting rows: 2.5 times faster on rows of 7168
+constexpr int64_t kStripCols = 512;  // columns of a task on column copies: 32 rows of BF16 stay in L1
+constexpr int64_t kStripBytes = 2 * kTileRows * kStripCols * 4;  // two parts in FP32
 
 int64_t min64(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 uint32_t larger(uint32_t a, uint32_t b) {
   return a > b ? a : b;
+}
+
+bool aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 64 == 0;
 }
 
 void atomic_max(uint32_t* target, uint32_t value) {
@@ -35,6 +41,14 @@ float global_scale_of(uint32_t amax, bool four_six) {
   return scale == 0.0f ? 1.0f : scale;
 }
 
+// Elements that are read together: rows [row, row + rows) of a tile of rows (it has valid_rows of them), columns
+// [col, col + cols) of the array.
+struct Strip {
+  const char* data;
+  int64_t row_stride, col_stride;  // in elements
+  int64_t row, rows, valid_rows, col, cols;
+};
+
 template <Format kFormat>
 class Quantizer {
  public:
@@ -42,15 +56,17 @@ class Quantizer {
       : a(args),
         num_rows(a.x.sizes[1]),
         num_cols(a.x.sizes[2]),
+        part_cols(num_cols / a.source.parts),
+        element_bytes(a.x.dtype == DType::kF32 ? 4 : 2),
         long_rows(!a.column && !a.block_2d && a.x.strides[2] == 1),
         row_scope(Facts::kGlobalScale && a.scope == Scope::kRow),
         in_bf16(a.x.dtype == DType::kBF16 && a.x.strides[2] == 1 && !a.stochastic && !a.hadamard && !a.block_2d),
-        stream(a.x.sizes[0] * num_rows * num_cols >= kStreamBytes) {
+        stream(bypasses_cache(a.x.sizes[0] * num_rows * num_cols) && part_cols % 64 == 0 && aligned(a.row.values) &&
+               aligned(a.column.values)) {
     const int64_t padded = num_cols > 0 ? round_up(num_cols, 32) : 32;
     tile_cols = static_cast<int>(long_rows ? min64(padded, kLongElements) : kTileCols);
     tile_rows = static_cast<int>(long_rows ? min64(kLongElements / tile_cols, kTileRows) : kTileRows);
-    span = row_scope ? padded : kSpan;  // a whole row where it has one scale
-    if (long_rows && a.num_tiles >= kManyTiles) span = padded;
+    span = row_scope || (long_rows && a.num_tiles >= kManyTiles) ? padded : long_rows ? kSpan : kStripCols;
   }
 
   void run(int threads) {
@@ -72,36 +88,61 @@ class Quantizer {
  private:
   using Facts = FormatFacts<kFormat>;
 
-  // fn(tile of rows, columns begin to end), in parallel.
+  // fn(tile of rows, columns begin to end of each part), in parallel.
   template <typename Fn>
   void for_each_task(int threads, Fn fn) const {
-    const int64_t spans = row_scope ? 1 : ceil_div(num_cols, span);
-    parallel(threads, a.num_tiles * spans, [&](int64_t task, int) {
-      const int64_t begin = task % spans * span;
-      fn(a.tiles[task / spans], begin, min64(begin + span, num_cols));
+    const int64_t spans = row_scope ? 1 : ceil_div(part_cols, span);
+    const int64_t run = a.column ? tiles_of_task(a.num_tiles, spans, threads) : 1, runs = ceil_div(a.num_tiles, run);
+    parallel(threads, runs * spans, [&](int64_t task, int) {
+      const int64_t first = task / spans * run, begin = task % spans * span;
+      for (int64_t i = first; i < min64(first + run, a.num_tiles); ++i)
+        fn(a.tiles[i], begin, min64(begin + span, part_cols));
+#if defined(MXMOE_ISA_AVX512)
+      if (stream) _mm_sfence();
+#endif
     });
   }
 
-  // fn(row within the tile of rows, column) for every tile of a task, the tile loaded.
+  // fn(strip) for the rows of a tile, columns begin to end of each part: all at once from memory, 32 x kStripCols from
+  // a source.
   template <typename Fn>
-  void for_each_tile(Tile& t, const RowTile& rows, int64_t row_begin, int64_t row_end, int64_t col_begin,
-                     int64_t col_end, Fn fn) const {
-    auto visit = [&](int64_t r, int64_t c) {
-      const int64_t left = rows.rows - r;
-      t.valid_rows = static_cast<int>(left < 0 ? 0 : min64(left, tile_rows));
-      t.valid_cols = static_cast<int>(min64(col_end - c, tile_cols));
-      t.rows = long_rows ? t.valid_rows : kTileRows;
-      t.cols = static_cast<int>(round_up(t.valid_cols, 32));
-      load_tile(t, a.x, rows.batch, rows.row + r, c);
-      fn(r, c);
-    };
-    if (long_rows) {
-      for (int64_t r = row_begin; r < row_end; r += tile_rows)
-        for (int64_t c = col_begin; c < col_end; c += tile_cols) visit(r, c);
-    } else {  // a column copy's lines are written down the rows: what is written stays in cache
-      for (int64_t c = col_begin; c < col_end; c += tile_cols)
-        for (int64_t r = row_begin; r < row_end; r += tile_rows) visit(r, c);
-    }
+  void for_each_strip(const RowTile& rows, int64_t begin, int64_t end, Fn fn) const {
+    const int64_t last = a.column ? rows.padded_rows : rows.rows;
+    const int64_t height = a.column || a.source ? kTileRows : last, width = a.source ? kStripCols : end - begin;
+    alignas(64) char made[kStripBytes];
+    for (int64_t c = begin; c < end || c == 0; c += width + !width)  // rows without columns have a scale as well
+      for (int64_t r = 0; r < last; r += height) {
+        Strip s{nullptr, 0, 1, r, min64(last - r, height), 0, c, min64(end - c, width)};
+        s.valid_rows = rows.rows > r ? min64(rows.rows - r, height) : 0;
+        if (!a.source) {
+          s.data = a.x.ptr<char>() + element_bytes * (rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + c * a.x.strides[2]);
+          s.row_stride = a.x.strides[1], s.col_stride = a.x.strides[2];
+          fn(s);
+          continue;
+        }
+        if (s.valid_rows) a.source.fill(a.source.context, rows.row + r, s.valid_rows, c, s.cols, made);
+        s.row_stride = s.cols;
+        for (int64_t part = 0; part < a.source.parts; ++part) {
+          s.data = made + part * s.valid_rows * s.cols * element_bytes;
+          s.col = part * part_cols + c;
+          fn(s);
+        }
+      }
+  }
+
+  // fn(row within the tile of rows, column of the array) for the tiles of a strip from its column `first` on, loaded.
+  template <typename Fn>
+  void for_each_tile(Tile& t, const Strip& s, int64_t first, Fn fn) const {
+    for (int64_t c = first; c < s.cols; c += tile_cols)
+      for (int64_t r = 0; r < s.rows; r += tile_rows) {
+        const int64_t left = s.valid_rows - r;
+        t.valid_rows = static_cast<int>(left < 0 ? 0 : min64(left, tile_rows));
+        t.valid_cols = static_cast<int>(min64(s.cols - c, tile_cols));
+        t.rows = long_rows ? t.valid_rows : kTileRows;
+        t.cols = static_cast<int>(round_up(t.valid_cols, 32));
+        load_tile(t, a.x.dtype, s.data + element_bytes * (r * s.row_stride + c * s.col_stride), s.row_stride, s.col_stride);
+        fn(s.row + r, s.col + c);
+      }
   }
 
   template <bool kColumn>
@@ -115,10 +156,12 @@ class Quantizer {
     if (rows.past_the_end || rows.rows == 0) return;
     Tile t;
     uint32_t row_most = 0, column_most = 0;
-    for_each_tile(t, rows, 0, rows.rows, begin, end, [&](int64_t, int64_t) {
-      auto most = [&](const float* x) { return amax_bits(x, t.rows * t.cols); };
-      if (a.row || !a.hadamard) row_most = larger(row_most, most(contracted<false>(t)));
-      if (a.column && a.hadamard) column_most = larger(column_most, most(contracted<true>(t)));
+    for_each_strip(rows, begin, end, [&](const Strip& strip) {
+      for_each_tile(t, strip, 0, [&](int64_t, int64_t) {
+        auto most = [&](const float* x) { return amax_bits(x, t.rows * t.cols); };
+        if (a.row || !a.hadamard) row_most = larger(row_most, most(contracted<false>(t)));
+        if (a.column && a.hadamard) column_most = larger(column_most, most(contracted<true>(t)));
+      });
     });
     const int64_t segment = a.scope == Scope::kTensor ? 0 : rows.group;
     atomic_max(row_amax + segment, row_most);
@@ -127,76 +170,69 @@ class Quantizer {
 
   void quantize_task(const RowTile& rows, int64_t begin, int64_t end) const {
     if (rows.past_the_end) {
-      if (a.row) zero_rows(a, rows, begin, end - begin);
+      for (int64_t part = 0; a.row && part < a.source.parts; ++part)
+        zero_rows(a, rows, part * part_cols + begin, end - begin);
       return;
     }
-#if defined(MXMOE_ISA_AVX512)
-    if constexpr (Facts::Element::kBits == 8) {
-      if (in_bf16) begin += bf16_blocks(rows, begin, end);
-    }
-#endif
+    const int64_t segment = a.scope == Scope::kTensor ? 0 : rows.group;
     Tile t;
-    if (row_scope) {
-      for (int64_t r = 0; r < rows.rows; r += tile_rows) quantize_rows_in_row_scope(t, rows, r);
-      return;
-    }
-    const int64_t last = a.column ? rows.padded_rows : rows.rows, segment = a.scope == Scope::kTensor ? 0 : rows.group;
-    for_each_tile(t, rows, 0, last, begin, end, [&](int64_t r, int64_t c) {
-      if (a.row) row_copy(t, rows, r, c, [&](int) { return a.row.global_scale[segment]; });
-      if (a.column) column_copy(t, rows, r, c, segment);
+    for_each_strip(rows, begin, end, [&](const Strip& strip) {
+      if (row_scope) {
+        for (int64_t r = 0; r < strip.rows; r += tile_rows) quantize_rows_in_row_scope(t, rows, rows_of(strip, r, tile_rows));
+        return;
+      }
+      for_each_tile(t, strip, quantize_bf16(rows, strip), [&](int64_t r, int64_t c) {
+        if (a.row) row_copy(t, rows, r, c, [&](int) { return a.row.global_scale[segment]; });
+        if (a.column) column_copy(t, rows, r, c, segment);
+      });
     });
   }
 
+  Strip rows_of(Strip s, int64_t first, int64_t count) const {
+    s.data += element_bytes * first * s.row_stride;
+    s.row += first;
+    s.rows = min64(count, s.rows - first), s.valid_rows = min64(count, s.valid_rows - first);
+    return s;
+  }
+
+  // The columns of a strip that make whole blocks of 32, where 16-bit integers do; returns their number.
+  int64_t quantize_bf16([[maybe_unused]] const RowTile& rows, [[maybe_unused]] const Strip& s) const {
 #if defined(MXMOE_ISA_AVX512)
-  // The columns of a task that make whole blocks of 32; returns their number.
-  int64_t bf16_blocks(const RowTile& rows, int64_t col, int64_t end) const {
-    const int64_t blocks = (end - col) / 32;
-    const int64_t last = a.column ? rows.padded_rows : rows.rows;
-    for (int64_t r = 0; r < last; r += 32) {  // both copies of 32 rows while they are in cache
-      if (a.column) bf16_columns(rows, r, col, blocks);
-      if (a.row) bf16_rows(rows, r, min64(r + 32, rows.rows), col, blocks);
+    if constexpr (Facts::Element::kBits == 8) {
+      if (!in_bf16) return 0;
+      using E = typename Facts::Element;
+      const int cols = static_cast<int>(s.cols / 32 * 32);
+      const auto* x = reinterpret_cast<const uint16_t*>(s.data);
+      for (int64_t r = 0; a.row && r < s.valid_rows; ++r) {
+        const int64_t line = rows.batch * num_rows + rows.row + s.row + r;
+        quantize_bf16_row<E>(x + r * s.row_stride, cols / 32, a.floor, stream, a.row.values + line * num_cols + s.col,
+                             a.row.scales + line * ceil_div(num_cols, 32) + s.col / 32);
+      }
+      if (a.column) {
+        const int64_t row = rows.padded_row + s.row, line_blocks = ceil_div(a.padded_rows, 32);
+        uint8_t scales[kStripCols];
+        quantize_bf16_columns<E>(x, s.row_stride, static_cast<int>(s.valid_rows), static_cast<int>(s.rows), cols, a.floor,
+                                 stream, a.column.values + (rows.batch * a.padded_rows + row) * num_cols + s.col,
+                                 num_cols, scales);
+        uint8_t* to = a.column.scales + (rows.batch * num_cols + s.col) * line_blocks + row / 32;
+        for (int c = 0; c < cols; ++c) to[c * line_blocks] = scales[c];
+      }
+      return cols;
     }
-    if (stream) _mm_sfence();
-    return blocks * 32;
-  }
-
-  const uint16_t* bf16_at(const RowTile& rows, int64_t r, int64_t col) const {
-    return a.x.ptr<uint16_t>() + rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + col;
-  }
-
-  void bf16_rows(const RowTile& rows, int64_t first, int64_t last, int64_t col, int64_t blocks) const {
-    for (int64_t r = first; r < last; ++r) {
-      const int64_t line = rows.batch * num_rows + rows.row + r;
-      uint8_t* scales = a.row.scales + line * ceil_div(num_cols, 32) + col / 32;
-      quantize_bf16_row<typename Facts::Element>(bf16_at(rows, r, col), blocks, a.floor, stream,
-                                                 a.row.values + line * num_cols + col, scales);
-    }
-  }
-
-  // Rows r to r + 32 of the tile, which are one block of each column's line.
-  void bf16_columns(const RowTile& rows, int64_t r, int64_t col, int64_t blocks) const {
-    const int valid = static_cast<int>(min64(rows.rows > r ? rows.rows - r : 0, 32));
-    const int to_write = static_cast<int>(min64(rows.padded_rows - r, 32));
-    const int64_t row = rows.padded_row + r, line_blocks = ceil_div(a.padded_rows, 32);
-    for (int64_t c = col; c < col + blocks * 32; c += 32)
-      quantize_bf16_columns<typename Facts::Element>(
-          bf16_at(rows, r, c), a.x.strides[1], valid, to_write, a.floor,
-          a.column.values + (rows.batch * a.padded_rows + row) * num_cols + c, num_cols,
-          a.column.scales + (rows.batch * num_cols + c) * line_blocks + row / 32, line_blocks);
-  }
 #endif
+    return 0;
+  }
 
   // The rows are read twice, the second time from cache.
-  void quantize_rows_in_row_scope(Tile& t, const RowTile& rows, int64_t first) const {
-    const int64_t end = min64(first + tile_rows, rows.rows);
+  void quantize_rows_in_row_scope(Tile& t, const RowTile& rows, const Strip& s) const {
     uint32_t amax[kTileRows] = {};
-    for_each_tile(t, rows, first, end, 0, num_cols, [&](int64_t, int64_t) {
+    for_each_tile(t, s, 0, [&](int64_t, int64_t) {
       const float* x = contracted<false>(t);
       for (int i = 0; i < t.valid_rows; ++i) amax[i] = larger(amax[i], amax_bits(x + i * t.cols, t.cols));
     });
-    float* global = a.row.global_scale + rows.batch * num_rows + rows.row + first;
-    for (int64_t i = 0; i < end - first; ++i) global[i] = global_scale_of(amax[i], a.four_six);
-    for_each_tile(t, rows, first, end, 0, num_cols, [&](int64_t r, int64_t c) {
+    float* global = a.row.global_scale + rows.batch * num_rows + rows.row + s.row;
+    for (int64_t i = 0; i < s.rows; ++i) global[i] = global_scale_of(amax[i], a.four_six);
+    for_each_tile(t, s, 0, [&](int64_t r, int64_t c) {
       row_copy(t, rows, r, c, [&](int i) { return i < t.valid_rows ? global[i] : 1.0f; });
     });
   }
@@ -250,7 +286,7 @@ class Quantizer {
   }
 
   const QuantizeArgs& a;
-  const int64_t num_rows, num_cols;
+  const int64_t num_rows, num_cols, part_cols, element_bytes;
   const bool long_rows;  // tiles of few, long rows instead of 32 x 256
   const bool row_scope, in_bf16, stream;
   int tile_cols, tile_rows;

@@ -63,11 +63,8 @@ static void load_tile(Tile& t, const stored<D>* x, int64_t row_stride, int64_t c
   }
 }
 
-static inline void load_tile(Tile& t, const Tensor& x, int64_t batch, int64_t row, int64_t col) {
-  with_dtype(x.dtype, [&]<DType D>() {
-    const auto* corner = x.ptr<stored<D>>() + batch * x.strides[0] + row * x.strides[1] + col * x.strides[2];
-    load_tile<D>(t, corner, x.strides[1], x.strides[2]);
-  });
+static inline void load_tile(Tile& t, DType dtype, const void* corner, int64_t row_stride, int64_t col_stride) {
+  with_dtype(dtype, [&]<DType D>() { load_tile<D>(t, static_cast<const stored<D>*>(corner), row_stride, col_stride); });
 }
 
 // values -> rotated: the signed 16-point Hadamard transform along the contraction.
