@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/copies.h"
 #include "bindings/tensor_caster.h"
 #include "bindings/verbs.h"
 #include "host/dequantize.h"
@@ -17,23 +18,11 @@ namespace py = pybind11;
 namespace mxmoe {
 namespace {
 
-Format format_of(const std::string& name) {
-  if (name == "mxfp8") return Format::kMxfp8;
-  if (name == "mxfp8_e5m2") return Format::kMxfp8E5m2;
-  if (name == "mxfp4") return Format::kMxfp4;
-  if (name == "nvfp4") return Format::kNvfp4;
-  throw std::invalid_argument("unknown format " + name);
-}
-
 Scope scope_of(const std::string& name) {
   if (name == "row") return Scope::kRow;
   if (name == "tensor") return Scope::kTensor;
   if (name == "group") return Scope::kGroup;
   throw std::invalid_argument("unknown scope " + name);
-}
-
-host::QuantizeCopy copy_of(const Tensor& values, const Tensor& scales, const Tensor& global_scale) {
-  return {values.ptr<uint8_t>(), scales.ptr<uint8_t>(), global_scale.ptr<float>()};
 }
 
 void quantize(const Tensor& x, const Tensor& offs, const std::string& format, bool floor, const std::string& scope,
@@ -42,18 +31,12 @@ void quantize(const Tensor& x, const Tensor& offs, const std::string& format, bo
               const Tensor& column_scales, const Tensor& column_global, const std::string& isa_name, int threads) {
   const std::string isa = host::resolve_isa(isa_name);
   py::gil_scoped_release unlocked;
-  host::QuantizeArgs args{};
-  args.x = x;
-  args.format = format_of(format), args.scope = scope_of(scope);
-  args.floor = floor, args.hadamard = hadamard, args.four_six = four_six, args.block_2d = block_2d;
+  CopiesArgs copies(x, offs, format_of(format), floor, copy_of(row_values, row_scales, row_global),
+                    copy_of(column_values, column_scales, column_global));
+  host::QuantizeArgs& args = copies.args;
+  args.scope = scope_of(scope), args.hadamard = hadamard, args.four_six = four_six, args.block_2d = block_2d;
   args.stochastic = seed.has_value(), args.seed = seed.value_or(0);
-  args.row = copy_of(row_values, row_scales, row_global);
-  args.column = copy_of(column_values, column_scales, column_global);
-  const int64_t num_groups = offs ? offs.sizes[0] : x.sizes[0];
-  const auto tiles = host::row_tiles(x.sizes[0], x.sizes[1], offs.ptr<int32_t>(), num_groups, args.column ? 128 : 32);
-  args.tiles = tiles.data(), args.num_tiles = static_cast<int64_t>(tiles.size());
-  args.num_segments = args.scope == Scope::kTensor ? 1 : num_groups;
-  args.padded_rows = offs ? padded_rows(x.sizes[1], num_groups) : x.sizes[1];
+  if (args.scope == Scope::kTensor) args.num_segments = 1;
   MXMOE_DISPATCH(isa, quantize)(args, threads);
 }
 

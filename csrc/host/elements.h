@@ -77,6 +77,19 @@ MXMOE_INLINE void store_elements(stored<D>* p, f32 x, int n) {
   memcpy(p, part, n * sizeof(*p));
 }
 
+// n <= kLanes elements.
+template <DType D>
+MXMOE_INLINE f32 load_some(const stored<D>* p, int n) {
+  return n == kLanes ? load_elements<D>(p) : load_elements<D>(p, n);
+}
+template <DType D>
+MXMOE_INLINE void store_some(stored<D>* p, f32 x, int n) {
+  if (n == kLanes)
+    store_elements<D>(p, x);
+  else
+    store_elements<D>(p, x, n);
+}
+
 // kLanes pairs a0, b0, a1, b1, ... A pair is one little-endian integer of twice the width.
 typedef uint64_t u64d __attribute__((vector_size(8 * kLanes), may_alias));
 

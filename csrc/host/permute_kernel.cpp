@@ -1,4 +1,5 @@
 // permute, unpermute and unpermute_backward: rows move between token order and expert order.
+#include "config.h"
 #include "host/elements.h"
 #include "host/exp.h"
 #include "host/rows.h"
@@ -7,12 +8,11 @@
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
 
-constexpr int64_t kTaskBytes = 1 << 18;     // of one task
-constexpr int64_t kStreamBytes = 32 << 20;  // outputs from here on bypass the cache
-constexpr int64_t kAhead = 512;             // elements: prefetch distance within a row (Zen 4: 15 -> 28 GB/s a thread)
+constexpr int64_t kTaskBytes = 1 << 18;  // of one task
+constexpr int64_t kAhead = 512;          // elements: prefetch distance within a row (Zen 4: 15 -> 28 GB/s a thread)
 
 MXMOE_INLINE int64_t element_bytes(DType dtype) {
-  return dtype == DType::kF32 ? 4 : 2;
+  return dtype == DType::kF32 ? 4 : dtype == DType::kU8 ? 1 : 2;
 }
 MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -89,7 +89,7 @@ void unpermute_rows(const Tensor& y, const Tensor& inverse, const Tensor& weight
   });
 }
 
-// grad = rounded(weight * dy); returns dot(dy, y) in the order of LaneSum, 0 without y.
+// grad = rounded(weight * dy), where wanted; returns dot(dy, y) in the order of LaneSum, 0 without y.
 template <DType X, DType Y, DType O>
 float backward_row(const stored<X>* dy, const stored<Y>* y, float weight, int64_t width, stored<O>* grad) {
   LaneSum sum;
@@ -97,27 +97,26 @@ float backward_row(const stored<X>* dy, const stored<Y>* y, float weight, int64_
     for (int i = 0; i < LaneSum::kVectors && j + i * kLanes < width; ++i) {
       const int64_t at = j + i * kLanes;
       const int n = static_cast<int>(min_of(kLanes, width - at));
-      f32 g = n == kLanes ? load_elements<X>(dy + at) : load_elements<X>(dy + at, n);
-      if (y) sum.lanes[i] += g * (n == kLanes ? load_elements<Y>(y + at) : load_elements<Y>(y + at, n));
-      if (n == kLanes)
-        store_elements<O>(grad + at, weight * g);
-      else
-        store_elements<O>(grad + at, weight * g, n);
+      f32 g = load_some<X>(dy + at, n);
+      if (y) sum.lanes[i] += g * load_some<Y>(y + at, n);
+      if (grad) store_some<O>(grad + at, weight * g, n);
     }
   return LaneSum::tree(sum);
 }
 
+// rows_grad absent: only the dots.
 template <DType X, DType Y, DType O>
 void backward_rows(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
                    const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
   const int64_t rows = permutation.sizes[0], width = dy.sizes[1], top_k = dy.sizes[0] ? rows / dy.sizes[0] : 1;
   const bool dot = y && weights_grad;
   if (weights_grad) memset(weights_grad.data, 0, rows * sizeof(float));
+  if (!dot && !rows_grad) return;
   for_rows(threads, rows, width * sizeof(stored<X>) * 3, [&](int64_t n) {
     const int64_t slot = permutation.ptr<const int32_t>()[n];
-    stored<O>* grad = rows_grad.ptr<stored<O>>() + n * rows_grad.strides[0];
+    stored<O>* grad = rows_grad ? rows_grad.ptr<stored<O>>() + n * rows_grad.strides[0] : nullptr;
     if (slot < 0) {
-      memset(grad, 0, width * sizeof(stored<O>));
+      if (grad) memset(grad, 0, width * sizeof(stored<O>));
       return;
     }
     const stored<Y>* y_row = dot ? y.ptr<const stored<Y>>() + n * y.strides[0] : nullptr;
@@ -128,11 +127,54 @@ void backward_rows(const Tensor& dy, const Tensor& y, const Tensor& permutation,
   });
 }
 
+// What the sources of rows read.
+struct Gather {
+  const Tensor &tokens, &permutation, &weights;
+  int64_t top_k;
+
+  int64_t slot(int64_t row) const { return permutation.ptr<const int32_t>()[row]; }
+  const char* token(int64_t slot, int64_t col) const {
+    return tokens.ptr<const char>() + (slot / top_k * tokens.strides[0] + col) * element_bytes(tokens.dtype);
+  }
+};
+
+void fill_rows(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
+  const auto& in = *static_cast<const Gather*>(context);
+  const int64_t bytes = cols * element_bytes(in.tokens.dtype);
+  char* to = static_cast<char*>(out);
+  for (int64_t n = row; n < row + rows; ++n, to += bytes) {
+    const int64_t slot = in.slot(n);
+    if (slot < 0)
+      memset(to, 0, bytes);
+    else
+      memcpy(to, in.token(slot, col), bytes);
+  }
+}
+
+template <DType X, DType O>
+void fill_rows_grad(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
+  const auto& in = *static_cast<const Gather*>(context);
+  auto* to = static_cast<stored<O>*>(out);
+  for (int64_t n = row; n < row + rows; ++n, to += cols) {
+    const int64_t slot = in.slot(n);
+    const float weight = slot >= 0 && in.weights ? in.weights.ptr<const float>()[slot] : 1.0f;
+    if (slot < 0)
+      memset(to, 0, cols * sizeof(*to));
+    else
+      backward_row<X, X, O>(reinterpret_cast<const stored<X>*>(in.token(slot, col)), nullptr, weight, cols, to);
+  }
+}
+
 }  // namespace
 
-void permute(const Tensor& x, const Tensor& permutation, int64_t top_k, const Tensor& out, int threads) {
+void permute(const Tensor& x, const Tensor& permutation, int64_t top_k, const Tensor& out, const QuantizeArgs* copies,
+             int threads) {
+  if (copies) {
+    const Gather gather{x, permutation, {}, top_k};
+    return quantize_from(*copies, {&fill_rows, &gather}, threads);
+  }
   const int64_t size = element_bytes(x.dtype), row_bytes = out.sizes[1] * size;
-  const bool stream = out.sizes[0] * row_bytes >= kStreamBytes && row_bytes >= 512;
+  const bool stream = bypasses_cache(out.sizes[0] * row_bytes) && row_bytes >= 512;
   for_rows(threads, out.sizes[0], row_bytes, [&](int64_t n) {
     char* to = out.ptr<char>() + n * out.strides[0] * size;
     const int64_t slot = permutation.ptr<const int32_t>()[n];
@@ -155,12 +197,16 @@ void unpermute(const Tensor& y, const Tensor& inverse, const Tensor& weights, co
 }
 
 void unpermute_backward(const Tensor& dy, const Tensor& y, const Tensor& permutation, const Tensor& weights,
-                        const Tensor& rows_grad, const Tensor& weights_grad, int threads) {
+                        const Tensor& rows_grad, const Tensor& weights_grad, const QuantizeArgs* copies, int threads) {
   with_dtype(dy.dtype, [&]<DType X>() {
-    with_dtype(y ? y.dtype : dy.dtype, [&]<DType Y>() {
-      with_dtype(rows_grad.dtype, [&]<DType O>() {
+    with_dtype(copies ? copies->x.dtype : rows_grad.dtype, [&]<DType O>() {
+      with_dtype(y ? y.dtype : dy.dtype, [&]<DType Y>() {
         backward_rows<X, Y, O>(dy, y, permutation, weights, rows_grad, weights_grad, threads);
       });
+      if (!copies) return;
+      const int64_t top_k = dy.sizes[0] ? permutation.sizes[0] / dy.sizes[0] : 1;
+      const Gather gather{dy, permutation, weights, top_k};
+      quantize_from(*copies, {&fill_rows_grad<X, O>, &gather}, threads);
     });
   });
 }

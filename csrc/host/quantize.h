@@ -42,4 +42,10 @@ struct QuantizeArgs {
 
 }  // namespace mxmoe::host
 
-MXMOE_FOR_EACH_ISA(void quantize(const QuantizeArgs& args, int threads);)
+MXMOE_FOR_EACH_ISA(void quantize(const QuantizeArgs& args, int threads);
+
+                   // The copies of an x that `source` makes.
+                   static inline void quantize_from(QuantizeArgs args, const RowSource& source, int threads) {
+                     args.source = source;
+                     quantize(args, threads);
+                   })

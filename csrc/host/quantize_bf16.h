@@ -1,6 +1,6 @@
 // BF16 -> copies in 16-bit integers, 32 elements a vector: the one path beside the tiles of tile.h, because widening to
-// FP32 keeps those below memory speed. A group is 16 blocks of a row: their amaxes are reduced together, their scales are
-// one vector. A column copy has its blocks in lanes and reduces nothing.
+// FP32 keeps those below memory speed. A group is 16 blocks of a row: their amaxes are reduced together, their scales
+// are one vector. A column copy has its blocks in lanes and reduces nothing.
 #pragma once
 #include "formats.h"
 #include "host/simd.h"

@@ -11,8 +11,8 @@
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
 
-constexpr int64_t kSpan = 2048;     // columns of a task on row copies
-constexpr int64_t kManyTiles = 64;  // enough tasks without cutting rows: 2.5 times faster on rows of 7168
+constexpr int64_t kSpan = 2048;      // columns of a task on row copies
+constexpr int64_t kManyTiles = 64;   // enough tasks without cutting rows: 2.5 times faster on rows of 7168
 constexpr int64_t kStripCols = 512;  // columns of a task on column copies: 32 rows of BF16 stay in L1
 constexpr int64_t kStripBytes = 2 * kTileRows * kStripCols * 4;  // two parts in FP32
 
@@ -115,7 +115,8 @@ class Quantizer {
         Strip s{nullptr, 0, 1, r, min64(last - r, height), 0, c, min64(end - c, width)};
         s.valid_rows = rows.rows > r ? min64(rows.rows - r, height) : 0;
         if (!a.source) {
-          s.data = a.x.ptr<char>() + element_bytes * (rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + c * a.x.strides[2]);
+          s.data = a.x.ptr<char>() +
+                   element_bytes * (rows.batch * a.x.strides[0] + (rows.row + r) * a.x.strides[1] + c * a.x.strides[2]);
           s.row_stride = a.x.strides[1], s.col_stride = a.x.strides[2];
           fn(s);
           continue;
@@ -140,7 +141,8 @@ class Quantizer {
         t.valid_cols = static_cast<int>(min64(s.cols - c, tile_cols));
         t.rows = long_rows ? t.valid_rows : kTileRows;
         t.cols = static_cast<int>(round_up(t.valid_cols, 32));
-        load_tile(t, a.x.dtype, s.data + element_bytes * (r * s.row_stride + c * s.col_stride), s.row_stride, s.col_stride);
+        load_tile(t, a.x.dtype, s.data + element_bytes * (r * s.row_stride + c * s.col_stride), s.row_stride,
+                  s.col_stride);
         fn(s.row + r, s.col + c);
       }
   }
@@ -178,7 +180,8 @@ class Quantizer {
     Tile t;
     for_each_strip(rows, begin, end, [&](const Strip& strip) {
       if (row_scope) {
-        for (int64_t r = 0; r < strip.rows; r += tile_rows) quantize_rows_in_row_scope(t, rows, rows_of(strip, r, tile_rows));
+        for (int64_t r = 0; r < strip.rows; r += tile_rows)
+          quantize_rows_in_row_scope(t, rows, rows_of(strip, r, tile_rows));
         return;
       }
       for_each_tile(t, strip, quantize_bf16(rows, strip), [&](int64_t r, int64_t c) {
@@ -211,9 +214,9 @@ class Quantizer {
       if (a.column) {
         const int64_t row = rows.padded_row + s.row, line_blocks = ceil_div(a.padded_rows, 32);
         uint8_t scales[kStripCols];
-        quantize_bf16_columns<E>(x, s.row_stride, static_cast<int>(s.valid_rows), static_cast<int>(s.rows), cols, a.floor,
-                                 stream, a.column.values + (rows.batch * a.padded_rows + row) * num_cols + s.col,
-                                 num_cols, scales);
+        quantize_bf16_columns<E>(
+            x, s.row_stride, static_cast<int>(s.valid_rows), static_cast<int>(s.rows), cols, a.floor, stream,
+            a.column.values + (rows.batch * a.padded_rows + row) * num_cols + s.col, num_cols, scales);
         uint8_t* to = a.column.scales + (rows.batch * num_cols + s.col) * line_blocks + row / 32;
         for (int c = 0; c < cols; ++c) to[c * line_blocks] = scales[c];
       }

@@ -41,77 +41,88 @@ MXMOE_INLINE void gradients(f32 da, f32& g, f32& u, const Activation& a) {
   g = dg, u = du;
 }
 
-// Gate and up of row `h`, pairs j .. j + n; n < kLanes only in the last step of a row.
+// Gate and up of a row: apart, or taking turns in one array.
 template <DType D, bool kInterleaved>
-MXMOE_INLINE void load_gate_up(const stored<D>* h, int64_t width, int64_t j, int n, f32& g, f32& u) {
-  if constexpr (kInterleaved) {
-    if (n == kLanes) return load_pairs<D>(h + 2 * j, g, u);
-    stored<D> part[2 * kLanes] = {};
-    memcpy(part, h + 2 * j, 2 * n * sizeof(*h));
-    load_pairs<D>(part, g, u);
-  } else {
-    g = n == kLanes ? load_elements<D>(h + j) : load_elements<D>(h + j, n);
-    u = n == kLanes ? load_elements<D>(h + width + j) : load_elements<D>(h + width + j, n);
+struct Halves {
+  stored<D>*gate, *up;
+
+  // Of row `h`, from pair `first` on.
+  MXMOE_INLINE Halves of(stored<D>* h, int64_t width, int64_t first) {
+    if (kInterleaved) return {h + 2 * first, nullptr};
+    return {h + first, h + width + first};
   }
-}
+
+  // Pairs j .. j + n; n < kLanes only in the last step of a row.
+  __attribute__((always_inline)) void load(int64_t j, int n, f32& g, f32& u) const {
+    if constexpr (kInterleaved) {
+      if (n == kLanes) return load_pairs<D>(gate + 2 * j, g, u);
+      stored<D> part[2 * kLanes] = {};
+      memcpy(part, gate + 2 * j, 2 * n * sizeof(*gate));
+      load_pairs<D>(part, g, u);
+    } else {
+      g = load_some<D>(gate + j, n), u = load_some<D>(up + j, n);
+    }
+  }
+
+  __attribute__((always_inline)) void store(int64_t j, int n, f32 g, f32 u) const {
+    if constexpr (kInterleaved) {
+      if (n == kLanes) return store_pairs<D>(gate + 2 * j, g, u);
+      stored<D> part[2 * kLanes];
+      store_pairs<D>(part, g, u);
+      memcpy(gate + 2 * j, part, 2 * n * sizeof(*gate));
+    } else {
+      store_some<D>(gate + j, g, n), store_some<D>(up + j, u, n);
+    }
+  }
+};
 
 template <DType D, bool kInterleaved>
-MXMOE_INLINE void store_gate_up(stored<D>* h, int64_t width, int64_t j, int n, f32 g, f32 u) {
-  if constexpr (kInterleaved) {
-    if (n == kLanes) return store_pairs<D>(h + 2 * j, g, u);
-    stored<D> part[2 * kLanes];
-    store_pairs<D>(part, g, u);
-    memcpy(h + 2 * j, part, 2 * n * sizeof(*h));
-  } else if (n == kLanes) {
-    store_elements<D>(h + j, g), store_elements<D>(h + width + j, u);
-  } else {
-    store_elements<D>(h + j, g, n), store_elements<D>(h + width + j, u, n);
-  }
-}
-
-template <DType D, bool kInterleaved>
-void swiglu_row(const stored<D>* h, int64_t width, const Activation& activation, stored<D>* out) {
-  for (int64_t j = 0; j < width; j += kLanes) {
-    const int n = static_cast<int>(min_of(kLanes, width - j));
+void swiglu_row(Halves<D, kInterleaved> h, int64_t pairs, const Activation& activation, stored<D>* out) {
+  for (int64_t j = 0; j < pairs; j += kLanes) {
+    const int n = static_cast<int>(min_of(kLanes, pairs - j));
     f32 g, u;
-    load_gate_up<D, kInterleaved>(h, width, j, n, g, u);
+    h.load(j, n, g, u);
     Terms t = terms(g, u, activation);
-    if (n == kLanes)
-      store_elements<D>(out + j, t.gate * t.up);
-    else
-      store_elements<D>(out + j, t.gate * t.up, n);
+    store_some<D>(out + j, t.gate * t.up, n);
   }
 }
 
 template <DType D, bool kInterleaved>
-void backward_row(const stored<D>* da, const stored<D>* h, int64_t width, const Activation& activation, stored<D>* dh) {
-  for (int64_t j = 0; j < width; j += kLanes) {
-    const int n = static_cast<int>(min_of(kLanes, width - j));
+void backward_row(const stored<D>* da, Halves<D, kInterleaved> h, int64_t pairs, const Activation& activation,
+                  Halves<D, kInterleaved> dh) {
+  for (int64_t j = 0; j < pairs; j += kLanes) {
+    const int n = static_cast<int>(min_of(kLanes, pairs - j));
     f32 g, u;
-    load_gate_up<D, kInterleaved>(h, width, j, n, g, u);
-    gradients(n == kLanes ? load_elements<D>(da + j) : load_elements<D>(da + j, n), g, u, activation);
-    store_gate_up<D, kInterleaved>(dh, width, j, n, g, u);
+    h.load(j, n, g, u);
+    gradients(load_some<D>(da + j, n), g, u, activation);
+    dh.store(j, n, g, u);
   }
 }
 
-// body.operator()<D, kInterleaved>(row) for the rows before offs[-1]; the others of `out` become zero.
+// body.operator()<D, kInterleaved>().
 template <typename F>
-MXMOE_INLINE void for_rows(const Tensor& h, const Tensor& offs, bool interleaved, const Tensor& out, int threads,
-                           F&& body) {
-  const int64_t rows = h.sizes[0], groups = offs ? offs.sizes[0] : 0;
+MXMOE_INLINE void with_layout(DType dtype, bool interleaved, F&& body) {
+  with_dtype(dtype, [&]<DType D>() {
+    if (interleaved)
+      body.template operator()<D, true>();
+    else
+      body.template operator()<D, false>();
+  });
+}
+
+// body(row) for the rows before offs[-1]; the others of `out` become zero.
+template <DType D, typename F>
+MXMOE_INLINE void for_rows(int64_t h_cols, const Tensor& offs, const Tensor& out, int threads, F&& body) {
+  const int64_t rows = out.sizes[0], groups = offs ? offs.sizes[0] : 0;
   const int64_t used = groups ? min_of(rows, offs.ptr<const int32_t>()[groups - 1]) : rows;
-  const int64_t step = h.sizes[1] >= kTaskElements ? 1 : kTaskElements / (h.sizes[1] + 1);
-  with_dtype(h.dtype, [&]<DType D>() {
-    parallel(threads, (rows + step - 1) / step, [&](int64_t task, int) {
-      for (int64_t row = task * step; row < min_of(rows, (task + 1) * step); ++row) {
-        if (row >= used)
-          memset(out.ptr<stored<D>>() + row * out.strides[0], 0, out.sizes[1] * sizeof(stored<D>));
-        else if (interleaved)
-          body.template operator()<D, true>(row);
-        else
-          body.template operator()<D, false>(row);
-      }
-    });
+  const int64_t step = h_cols >= kTaskElements ? 1 : kTaskElements / (h_cols + 1);
+  parallel(threads, (rows + step - 1) / step, [&](int64_t task, int) {
+    for (int64_t row = task * step; row < min_of(rows, (task + 1) * step); ++row) {
+      if (row < used)
+        body(row);
+      else
+        memset(out.ptr<stored<D>>() + row * out.strides[0], 0, out.sizes[1] * sizeof(stored<D>));
+    }
   });
 }
 
@@ -120,19 +131,63 @@ MXMOE_INLINE stored<D>* row_of(const Tensor& t, int64_t row) {
   return t.ptr<stored<D>>() + row * t.strides[0];
 }
 
+// What the sources of rows read.
+struct Inputs {
+  const Tensor &h, &da;
+  const Activation& activation;
+};
+
+template <DType D, bool kInterleaved>
+void fill_swiglu(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
+  const auto& in = *static_cast<const Inputs*>(context);
+  const int64_t width = in.h.sizes[1] / 2;
+  for (int64_t r = 0; r < rows; ++r)
+    swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(in.h, row + r), width, col), cols, in.activation,
+                  static_cast<stored<D>*>(out) + r * cols);
+}
+
+// Concatenated: columns of gate, and the same of up as the second part.
+template <DType D, bool kInterleaved>
+void fill_backward(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
+  using H = Halves<D, kInterleaved>;
+  const auto& in = *static_cast<const Inputs*>(context);
+  const int64_t width = in.da.sizes[1], first = kInterleaved ? col / 2 : col, pairs = kInterleaved ? cols / 2 : cols;
+  for (int64_t r = 0; r < rows; ++r) {
+    auto* dh = static_cast<stored<D>*>(out) + r * cols;
+    backward_row<D>(row_of<D>(in.da, row + r) + first, H::of(row_of<D>(in.h, row + r), width, first), pairs,
+                    in.activation, H{dh, dh + rows * cols});
+  }
+}
+
 }  // namespace
 
 void swiglu(const Tensor& h, const Tensor& offs, const Activation& activation, bool interleaved, const Tensor& out,
-            int threads) {
-  for_rows(h, offs, interleaved, out, threads, [&]<DType D, bool kInterleaved>(int64_t row) {
-    swiglu_row<D, kInterleaved>(row_of<D>(h, row), out.sizes[1], activation, row_of<D>(out, row));
+            const QuantizeArgs* copies, int threads) {
+  with_layout(h.dtype, interleaved, [&]<DType D, bool kInterleaved>() {
+    if (copies) {
+      const Inputs inputs{h, h, activation};
+      return quantize_from(*copies, {&fill_swiglu<D, kInterleaved>, &inputs}, threads);
+    }
+    for_rows<D>(h.sizes[1], offs, out, threads, [&](int64_t row) {
+      swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(h, row), out.sizes[1], 0), out.sizes[1], activation,
+                    row_of<D>(out, row));
+    });
   });
 }
 
 void swiglu_backward(const Tensor& da, const Tensor& h, const Tensor& offs, const Activation& activation,
-                     bool interleaved, const Tensor& dh, int threads) {
-  for_rows(h, offs, interleaved, dh, threads, [&]<DType D, bool kInterleaved>(int64_t row) {
-    backward_row<D, kInterleaved>(row_of<D>(da, row), row_of<D>(h, row), da.sizes[1], activation, row_of<D>(dh, row));
+                     bool interleaved, const Tensor& dh, const QuantizeArgs* copies, int threads) {
+  with_layout(h.dtype, interleaved, [&]<DType D, bool kInterleaved>() {
+    using H = Halves<D, kInterleaved>;
+    if (copies) {
+      const Inputs inputs{h, da, activation};
+      return quantize_from(*copies, {&fill_backward<D, kInterleaved>, &inputs, kInterleaved ? 1 : 2}, threads);
+    }
+    const int64_t width = da.sizes[1];
+    for_rows<D>(h.sizes[1], offs, dh, threads, [&](int64_t row) {
+      backward_row<D>(row_of<D>(da, row), H::of(row_of<D>(h, row), width, 0), width, activation,
+                      H::of(row_of<D>(dh, row), width, 0));
+    });
   });
 }
 

@@ -34,19 +34,25 @@ packed two per byte along their contraction axis. `offs` is int32 (E,), cumulati
         Stable order by (expert, slot), slot = t * K + k; ids outside [0, E) have no row: inverse -1; permutation past the
         last row is -1. All int32.
     route_backward(logits_TE, ids_TK, weights_grad_TK, probs_grad_E, z_grad, score, normalize, scale, logits_grad_out_TE)
-    permute(x_TD, permutation_N, top_k, out_ND)                  row n = x[permutation[n] // K], zero where -1
+    permute(x_TD, permutation_N, top_k, out_ND, offs_E=None, copies=None)
+        row n = x[permutation[n] // K], zero where -1; x may be uint8 as well.
     unpermute(y_ND, inverse_TK, weights_TK, out_TD)              FP32 sum over k ascending of weights * row; weights None: 1
-    unpermute_backward(dy_TD, y_ND, permutation_N, weights_TK, rows_grad_out_ND, weights_grad_out_TK)
-        rows_grad = rounded(w * dy), zero where -1; weights_grad = FP32 dot(dy, y row), 0 where no expert (y None: not made)
+    unpermute_backward(dy_TD, y_ND, permutation_N, weights_TK, rows_grad_out_ND, weights_grad_out_TK, offs_E=None, copies=None)
+        rows_grad = rounded(w * dy), zero where -1; weights_grad = FP32 dot(dy, y row), 0 where no expert (y None: not made).
+        The copies are those of rows in BF16.
     grouped_mm(a: Operand, b: Operand, offs_E, bias_EO, out_MO)
         out[r] = a[r] . b[e]^T (+ bias[e]) for the rows of group e; rows past offs[-1] are zero.
     grouped_mm_wgrad(a: Operand, b: Operand, offs_E, padded: bool, accumulate: bool, out_EOC)
         out[e] (+)= sum over the group's contraction of a (O, P) times b (C, P); lines contract along their last axis. padded:
         group e starts at padded_starts[e] (column copies), else at offs[e-1].
-    swiglu(h_NG, offs_E, activation: SwiGLU, interleaved: bool, out_NF)
-    swiglu_backward(da_NF, h_NG, offs_E, activation, interleaved, dh_out_NG)
+    swiglu(h_NG, offs_E, activation: SwiGLU, interleaved: bool, out_NF, copies=None)
+    swiglu_backward(da_NF, h_NG, offs_E, activation, interleaved, dh_out_NG, copies=None)
+        Copies of a concatenated gradient need F to be a multiple of 32.
     moe_decode(x: Operand, ids_TK, weights_TK, w13: Operand, b13, w2: Operand, b2, activation, interleaved, act_format,
                act_options, out_TD)
+
+`copies = (format, scale_mode, row: Copy | None, column: Copy | None)` of an MX format: the verb fills them, as `quantize` with offs
+would from its output, and that output is None.
 
 `Operand = (values, scales, global_scale, format)`: values as a (lines, contraction) view (weights (E, O, contraction)), any of the
 last two strides may be 1 (packed 4-bit values always contract along a unit stride); scales (lines, blocks) plain; global_scale

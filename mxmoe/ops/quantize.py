@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mxmoe import backends
 from mxmoe.checks import check_choice, check_offs, check_offs_values, check_out, check_tensor
-from mxmoe.formats import FORMATS, HIGH_PRECISION, MXTensor, QuantizeOptions, copy_shapes
+from mxmoe.formats import FORMATS, HIGH_PRECISION, Format, MXTensor, QuantizeOptions, copy_shapes
 from mxmoe.memory import empty
 from mxmoe.ops.registration import OPS, backend_for, fill_op
 
@@ -85,18 +85,8 @@ def quantize(
         if x.ndim != 2:
             raise ValueError(f"x must have 2 dimensions when offs is given, got shape {tuple(x.shape)}")
     name = backend_for(backend, x, "quantize", format)
-    axes = ("row", "column") if axis == "both" else (axis,)
-    if out is None:
-        copies = tuple(_empty_copy(x, f, a, offs, options, name) for a in axes)
-    else:
-        copies = out if isinstance(out, tuple) else (out,)
-        _check_out_copies(copies, x, f, axes, offs, options)
-    by_axis = dict(zip(axes, copies, strict=True))
+    copies, fields = make_copies(x, x.shape, f, axis, offs, options, out, name)
     batched = x if x.ndim == 3 else x.unsqueeze(0)
-    fields = []
-    for a in ("row", "column"):
-        copy = by_axis.get(a)
-        fields += [None] * 3 if copy is None else _batched_fields(copy, f, options.scope, offs)
     OPS.quantize(
         batched, offs, format, scale_mode, options.scope, seed, hadamard, four_six, block_2d, *fields, name
     )  # fmt: skip
@@ -146,18 +136,34 @@ def _check_options(x, f, axis, offs, o: QuantizeOptions):
             raise ValueError(f"hadamard needs every group to be a multiple of 16 rows, got offs {offs.tolist()}")
 
 
-def _empty_copy(x, f, axis, offs, options, backend) -> MXTensor:
+def make_copies(like: Tensor, shape, f: Format, axis: str, offs, options: QuantizeOptions, out, backend: str):
+    """(copies, fields): the outputs of quantizing an array of `shape`, those given or new ones on `like`'s device, and the six
+    tensors of the backend contract (values, scales, global scale of row and column copy)."""
+    axes = ("row", "column") if axis == "both" else (axis,)
+    if out is None:
+        copies = tuple(_empty_copy(like, shape, f, a, offs, options, backend) for a in axes)
+    else:
+        copies = out if isinstance(out, tuple) else (out,)
+        _check_out_copies(copies, like, shape, f, axes, offs, options)
+    by_axis = dict(zip(axes, copies, strict=True))
+    fields = []
+    for a in ("row", "column"):
+        fields += _batched_fields(by_axis[a], options.scope) if a in by_axis else [None] * 3
+    return copies, fields
+
+
+def _empty_copy(like, shape, f, axis, offs, options, backend) -> MXTensor:
     groups = None if offs is None else offs.shape[0]
-    values, scales, global_scale = copy_shapes(x.shape, f, axis, groups, options.scope)
+    values, scales, global_scale = copy_shapes(shape, f, axis, groups, options.scope)
     return MXTensor(
-        empty(values, f.values_dtype, x, backend),
-        empty(scales, f.scales_dtype, x, backend),
-        None if global_scale is None else torch.empty(global_scale, dtype=torch.float32, device=x.device),
-        f.name, axis, tuple(x.shape), options.scope, "plain", offs,
+        empty(values, f.values_dtype, like, backend),
+        empty(scales, f.scales_dtype, like, backend),
+        None if global_scale is None else torch.empty(global_scale, dtype=torch.float32, device=like.device),
+        f.name, axis, tuple(shape), options.scope, "plain", offs,
     )  # fmt: skip
 
 
-def _check_out_copies(copies, x, f, axes, offs, options):
+def _check_out_copies(copies, like, shape, f, axes, offs, options):
     if len(copies) != len(axes):
         raise ValueError(
             f"out must hold {len(axes)} MXTensor for axis {'both' if len(axes) == 2 else axes[0]!r}, got {len(copies)}"
@@ -166,25 +172,25 @@ def _check_out_copies(copies, x, f, axes, offs, options):
     for copy, axis in zip(copies, axes, strict=True):
         if not isinstance(copy, MXTensor):
             raise TypeError(f"out must be MXTensor, got {type(copy).__name__}")
-        expected = (f.name, axis, tuple(x.shape), options.scope, "plain")
+        expected = (f.name, axis, tuple(shape), options.scope, "plain")
         got = (copy.format, copy.axis, tuple(copy.shape), copy.scope, copy.scale_layout)
         if expected != got:
             raise ValueError(f"out must have (format, axis, shape, scope, scale_layout) = {expected}, got {got}")
-        shapes = copy_shapes(x.shape, f, axis, groups, options.scope)
+        shapes = copy_shapes(shape, f, axis, groups, options.scope)
         dtypes = (f.values_dtype, f.scales_dtype, torch.float32)
-        for name, t, shape, dtype in zip(
+        for name, t, part_shape, dtype in zip(
             ("values", "scales", "global_scale"),
             (copy.values, copy.scales, copy.global_scale),
             shapes,
             dtypes,
             strict=True,
         ):
-            if shape is not None:
-                check_out(f"out.{name}", t, shape, dtype, x)
+            if part_shape is not None:
+                check_out(f"out.{name}", t, part_shape, dtype, like)
 
 
-def _batched_fields(t: MXTensor, f, scope: str, offs):
-    """(values, scales, global_scale) with the batch dimension of the backend contract."""
+def _batched_fields(t: MXTensor, scope: str):
+    """[values, scales, global_scale] with the batch dimension of the backend contract."""
     if len(t.shape) == 3:
         return [t.values, t.scales, t.global_scale]
     g = t.global_scale
@@ -202,7 +208,7 @@ def dequantize(t: MXTensor, out_dtype: torch.dtype = torch.float32, *, out: Tens
         out = empty(t.shape, out_dtype, t.values, name)
     else:
         check_out("out", out, t.shape, out_dtype, t.values)
-    fields = [None if part is None else part.contiguous() for part in _batched_fields(t, FORMATS[t.format], t.scope, t.offs)]
+    fields = [None if part is None else part.contiguous() for part in _batched_fields(t, t.scope)]
     target = out if out.ndim == 3 else out.unsqueeze(0)
     OPS.dequantize(*fields, None if t.offs is None else t.offs.contiguous(), t.format, t.axis, t.scope, target, name)
     return out

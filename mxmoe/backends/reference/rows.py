@@ -7,12 +7,25 @@ import torch
 from torch import Tensor
 
 from mxmoe.backends.reference.arithmetic import sigmoid, sum_lanes
+from mxmoe.backends.reference.quantize import quantize
+from mxmoe.formats import QuantizeOptions
 
 
-def permute(x, permutation, top_k, out):
+def _quantized(verb, dtype, shape, offs, copies):
+    """The copies of what verb(out) computes, of that dtype and shape."""
+    format, scale_mode, row, column = copies
+    out = torch.empty(shape, dtype=dtype, device=(row or column)[0].device)
+    verb(out)
+    quantize(out[None], offs, format, QuantizeOptions(scale_mode), row, column)
+
+
+def permute(x, permutation, top_k, out, offs=None, copies=None):
     """out[n] = x[permutation[n] // top_k]; zero where permutation[n] is -1."""
+    if copies is not None:
+        shape = (len(permutation), x.shape[1])
+        return _quantized(lambda rows: permute(x, permutation, top_k, rows), x.dtype, shape, offs, copies)
     rows = x.index_select(0, permutation.clamp(min=0) // top_k) if len(x) else x.new_zeros(len(permutation), x.shape[1])
-    out.copy_(rows.masked_fill((permutation < 0)[:, None], 0.0))
+    out.copy_(rows.masked_fill((permutation < 0)[:, None], 0))
 
 
 def unpermute(y, inverse, weights, out):
@@ -25,9 +38,15 @@ def unpermute(y, inverse, weights, out):
     out.copy_(total)
 
 
-def unpermute_backward(dy, y, permutation, weights, rows_grad_out, weights_grad_out):
+def unpermute_backward(dy, y, permutation, weights, rows_grad_out, weights_grad_out, offs=None, copies=None):
     """rows_grad[n] = w[slot] * dy[slot // K], zero where there is no slot; weights_grad[slot] = dot(dy[slot // K],
     y[n]), summed like a sum over experts (32 lanes, then a tree), 0 where the slot has no row."""
+    if copies is not None:
+
+        def verb(rows):
+            unpermute_backward(dy, y, permutation, weights, rows, weights_grad_out)
+
+        return _quantized(verb, torch.bfloat16, (len(permutation), dy.shape[1]), offs, copies)
     has_row = permutation >= 0
     slots = permutation.clamp(min=0).long()
     if weights_grad_out is not None:
@@ -66,15 +85,24 @@ def _rows_of_groups(rows: int, offs: Tensor | None, device) -> Tensor:
     return index >= 0 if offs is None or len(offs) == 0 else index < offs[-1]
 
 
-def swiglu(h, offs, activation, interleaved, out):
+def swiglu(h, offs, activation, interleaved, out, copies=None):
     """out = fl(fl(g * sigmoid(fl(alpha * g))) * fl(u + offset)), g and u clamped; rows past offs[-1] are zero."""
+    if copies is not None:
+        shape = (len(h), h.shape[1] // 2)
+        return _quantized(lambda rows: swiglu(h, offs, activation, interleaved, rows), h.dtype, shape, offs, copies)
     _, _, gate, up = _activation(h, activation, interleaved)
     out.copy_(torch.where(_rows_of_groups(len(h), offs, h.device), gate * up, 0.0))
 
 
-def swiglu_backward(da, h, offs, activation, interleaved, dh_out):
+def swiglu_backward(da, h, offs, activation, interleaved, dh_out, copies=None):
     """du = da * (g * s);  dg = (da * (u + offset)) * (s * (1 + alpha * g * (1 - s))), s = sigmoid(alpha * g); 0 if
     clamped."""
+    if copies is not None:
+
+        def verb(dh):
+            swiglu_backward(da, h, offs, activation, interleaved, dh)
+
+        return _quantized(verb, h.dtype, h.shape, offs, copies)
     g, s, gate, up = _activation(h, activation, interleaved)
     da = da.float()
     scaled = g if activation.alpha == 1 else g * activation.alpha
