@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     ceilings = config.stash[CEILINGS]
     write = terminalreporter.write_line
-    write(f"\n{machine.describe()}, {torch.get_num_threads()} threads, torch {torch.__version__}, commit {machine.commit()}")
+    write(f"\n{machine.conditions()}")
     write(f"ceilings, same run: copy {ceilings.bytes / 1e9:.1f} GB/s, BF16 matrix product {ceilings.flops / 1e9:.0f} GFLOP/s")
     others = max(config.stash[OTHERS], machine.cores_used_by_others())
     if others > machine.MAX_OTHERS:

@@ -22,6 +22,14 @@ def describe() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {_C.isas()[-1]}"
 
 
+def conditions() -> str:
+    """All that a table of times depends on, in one line."""
+    import torch
+
+    pages = f"THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '0')} for all providers"
+    return f"{describe()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {pages}, commit {commit()}"
+
+
 def commit() -> str:
     """Short hash of HEAD, with '+' where tracked files differ from it; 'unknown' outside a repository."""
     try:

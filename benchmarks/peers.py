@@ -8,16 +8,14 @@ from benchmarks.cases import MoECase
 GATHERED_LIMIT = 2**31  # bytes; `batched_mm` copies the weights of every routed row
 
 
-def qwen3_blocks(case: MoECase) -> dict[str, nn.Module]:
-    """transformers' Qwen3-MoE block in BF16, one per experts implementation that runs on a CPU; all share their weights."""
+def qwen3_blocks(case: MoECase, names: tuple[str, ...] = ()) -> dict[str, nn.Module]:
+    """transformers' Qwen3-MoE block in BF16, one per experts implementation (default: all that fit); all share their weights."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-    names = ["eager", "grouped_mm"]
-    if 2 * 2 * case.rows * case.expert_dim * case.dim < GATHERED_LIMIT:
-        names.append("batched_mm")
+    fits = 2 * 2 * case.rows * case.expert_dim * case.dim < GATHERED_LIMIT
     blocks, state = {}, None
-    for name in names:
+    for name in names or ("eager", "grouped_mm", *(("batched_mm",) if fits else ())):
         config = Qwen3MoeConfig(
             hidden_size=case.dim, moe_intermediate_size=case.expert_dim, num_experts=case.num_experts,
             num_experts_per_tok=case.top_k, norm_topk_prob=True, experts_implementation=name,
@@ -47,6 +45,26 @@ def torchao_mxfp8(x: Tensor):
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
     return to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+
+
+def torchao_nvfp4(x: Tensor):
+    """torchao's NVFP4 quantization, eager: (scales, values), under one global scale for the tensor."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
+
+    return nvfp4_quantize(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max()))
+
+
+def torch_route(logits: Tensor, bias: Tensor, top_k: int):
+    """Sigmoid router with a selection bias: (ids, weights, offs, permutation, inverse)."""
+    scores = logits.sigmoid()
+    ids = (scores + bias).topk(top_k).indices
+    weights = scores.gather(1, ids)
+    weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    flat = ids.flatten()
+    permutation = flat.argsort(stable=True)
+    inverse = torch.empty_like(permutation)
+    inverse[permutation] = torch.arange(flat.shape[0])
+    return ids, weights, flat.bincount(minlength=logits.shape[1]).cumsum(0), permutation, inverse.view_as(ids)
 
 
 def swiglu(h: Tensor) -> Tensor:

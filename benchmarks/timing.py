@@ -33,7 +33,22 @@ def medians(providers: dict[str, Callable[[], object]], repeats: int, warmup: in
     return {name: statistics.median(times) for name, times in interleaved(providers, repeats, warmup).items()}
 
 
+def ratio(above: Callable[[], object], below: Callable[[], object], repeats: int, warmup: int = 1) -> float:
+    """Median over the rounds of the time of `above` over that of `below` in the same round."""
+    times = interleaved({"above": above, "below": below}, repeats, warmup)
+    return statistics.median(a / b for a, b in zip(times["above"], times["below"], strict=True))
+
+
 def speedup(ours: Callable[[], object], peer: Callable[[], object], repeats: int, warmup: int = 1) -> float:
-    """Median time of the peer over ours, of interleaved pairs: above 1 where ours is faster."""
-    times = medians({"ours": ours, "peer": peer}, repeats, warmup)
-    return times["peer"] / times["ours"]
+    """The peer's time over ours, of interleaved pairs: above 1 where ours is faster."""
+    return ratio(peer, ours, repeats, warmup)
+
+
+def fastest(calls: dict[str, Callable[[], object]]) -> str:
+    """Name of the fastest: all are tried once; those within three times of the best three times more, in turn."""
+    first = {name: once(call) for name, call in calls.items()}
+    near = {name: calls[name] for name, seconds in first.items() if seconds < 3 * min(first.values())}
+    if len(near) == 1:
+        return next(iter(near))
+    times = medians(near, 3, warmup=0)
+    return min(times, key=times.get)

@@ -1,14 +1,18 @@
 """The harness that measures bars, with bars made up for the purpose."""
 
+import importlib
 import json
 import math
 
 import pytest
+import torch
 
-from benchmarks import machine, timing
+from benchmarks import ceilings, machine, timing
+from benchmarks.bars import AREAS, core
 from benchmarks.bars import __main__ as command
-from benchmarks.bars import core
+from benchmarks.bars.cpu import decode, gemm
 from benchmarks.bars.harness import Bar, Run, measure, run_bars
+from mxmoe import _C
 
 FIELDS = ["name", "target", "measured", "unit", "holds", "machine", "commit", "seconds"]
 
@@ -197,6 +201,78 @@ def test_providers_take_turns_in_changing_order():
     assert len(rounds) == 9
     assert set(rounds) == {("a", "b"), ("b", "a")}  # everyone once a round, and neither always first
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 8, "b": 8}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Calls return the seconds they would take, on a machine that is ten times slower in every second round of two."""
+    turns = iter(range(1000))
+    monkeypatch.setattr(timing, "once", lambda call: call() * (10 if next(turns) // 2 % 2 else 1))
+
+
+def test_ratios_are_those_of_a_round(clock):
+    assert timing.ratio(lambda: 3.0, lambda: 1.5, repeats=7) == 2.0
+    assert timing.speedup(lambda: 3.0, lambda: 1.5, repeats=7) == 0.5
+
+
+def test_the_fastest_is_found(monkeypatch):
+    monkeypatch.setattr(timing, "once", lambda call: call())
+    assert timing.fastest({"slow": lambda: 50.0, "near": lambda: 2.0, "fast": lambda: 1.0}) == "fast"
+
+
+def test_a_share_is_of_the_faster_ceiling(monkeypatch):
+    monkeypatch.setattr(timing, "once", lambda call: call())
+    roof = {"a": ceilings.Ceiling(lambda: 4.0, 2.0), "b": ceilings.Ceiling(lambda: 4.0, 8.0)}
+    assert ceilings.share(lambda: 4.0, 2.0, roof, repeats=3) == 0.25
+
+
+def test_notes_are_shown_beside_the_result(tmp_path, capsys):
+    path = tmp_path / "bars.json"
+    run_bars([Bar("noted", "<=", 1, "x", lambda run: run.note("the best peer") or 0.5)], results=path, busy=quiet)
+    assert "the best peer" in capsys.readouterr().out
+    assert list(json.loads(path.read_text())[0]) == FIELDS
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_names_of_bars_are_unique(area):
+    names = [bar.name for bar in importlib.import_module(f"benchmarks.bars.{area}").BARS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("isa", _C.isas())
+def test_probes_do_what_they_say(isa):
+    source = torch.arange(3_000_001).to(torch.uint8)
+    for stream in (False, True):
+        target = torch.full((3_000_002,), 7, dtype=torch.uint8)
+        _C.copy_bytes(target[1:], source, 3_000_000, stream, isa, 2)
+        assert torch.equal(target[1:-1], source[:-1])
+        assert target[0] == target[-1] == 7
+    zeros = torch.zeros(1000, dtype=torch.uint8)
+    assert _C.read_bytes(zeros, 1000, isa, 2) == 0
+    for i in (0, 256, 999):
+        zeros[i] = 1
+        assert _C.read_bytes(zeros, 1000, isa, 2) != 0
+        zeros[i] = 0
+    assert (_C.multiply_add(True, 8, isa, 1) > 0) == (isa == "avx512")
+    assert _C.multiply_add(False, 16, isa, 2) > _C.multiply_add(False, 8, isa, 2) > 0
+    with pytest.raises(ValueError, match="vector of at least 1001 bytes"):
+        _C.read_bytes(zeros, 1001, isa, 2)
+
+
+def test_skewed_groups_use_every_row():
+    offs = gemm.zipf(4096, 64)
+    sizes = torch.diff(offs, prepend=torch.zeros(1, dtype=torch.int32))
+    assert offs[-1] == 4096
+    assert sizes.min() >= 0
+    assert sizes.max() > 10 * 64
+
+
+def test_decoding_calls_rotate_over_the_experts():
+    case = decode.case_of(Run(quick=True))
+    assert torch.cat([ids.flatten() for ids in decode.choices(case, 1)]).unique().shape == (64,)
+    for ids in decode.choices(case, 8):
+        assert ids.shape == (8, 8)
+        assert len(ids.unique()) == decode.DISTINCT
 
 
 def test_others_are_what_this_process_does_not_use():

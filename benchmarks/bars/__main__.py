@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.bars import AREAS
 from benchmarks.bars.harness import run_bars
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, conditions
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,6 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     long = os.environ.get("LONG", "0") not in ("", "0")
     ok, found = True, False
+    if not arguments.list:
+        print(conditions())
     for area in [arguments.area] if arguments.area else AREAS:
         bars = importlib.import_module(f"benchmarks.bars.{area}").BARS
         if arguments.only:

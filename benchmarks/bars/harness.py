@@ -23,6 +23,11 @@ class Run:
 
     quick: bool = False
     bar: tqdm | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str):
+        """Shown beside the result, not stored."""
+        self.notes.append(text)
 
     def count(self, full: int, least: int = 1) -> int:
         """`full`, or about a hundredth of it in a quick run."""
@@ -92,7 +97,9 @@ def measure(bar: Bar, run: Run, busy: Callable[[], bool] = machine.is_busy) -> R
             measured, quiet = _timed(bar, run, busy)
         holds = bar.holds(measured)
         if not quiet and not (holds and bar.kind == "time"):
-            holds, note = None, "the machine was busy"
+            holds = None
+            run.note("the machine was busy")
+        note = "; ".join(run.notes)
     except Exception as error:  # one broken bar must not hide the others
         traceback.print_exc()
         measured, holds, note = None, False, f"{type(error).__name__}: {error}".splitlines()[0]
@@ -102,8 +109,9 @@ def measure(bar: Bar, run: Run, busy: Callable[[], bool] = machine.is_busy) -> R
 
 def _timed(bar: Bar, run: Run, busy: Callable[[], bool]) -> tuple[float, bool]:
     """(measured, whether the machine was quiet before and after)."""
-    for _ in range(TRIES if bar.kind == "ratio" else 1):
+    for _ in range(TRIES if bar.kind == "ratio" and not run.quick else 1):
         quiet = not busy()
+        run.notes.clear()
         measured = bar.measure(run)
         quiet = quiet and not busy()
         if quiet:
