@@ -1,5 +1,6 @@
 """Small random models of the families that transformers' experts interface serves, and their experts alone."""
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -62,8 +63,11 @@ def model_of(family: str, dtype: torch.dtype, **options) -> nn.Module:
     """The same weights whatever the dtype, rounded to BF16."""
     torch.manual_seed(0)
     cls = getattr(transformers, FAMILIES[family].model)
-    model = cls(cls.config_class(**SHAPE | FAMILIES[family].options | options))
-    return model.to(torch.bfloat16).to(dtype).eval()
+    config = cls.config_class(**SHAPE | FAMILIES[family].options | options)
+    weights = cls(copy.deepcopy(config)).to(torch.bfloat16).state_dict()
+    model = cls._from_config(config, dtype=dtype).eval()
+    model.load_state_dict(weights)
+    return model
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:

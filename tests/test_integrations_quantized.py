@@ -191,7 +191,7 @@ def test_compiled_experts_train_with_the_same_bytes(implementation):
         y = function(x, ids, weights)
         return [y, *torch.autograd.grad(y.float().square().sum(), leaves)]
 
-    compiled = torch.compile(experts, fullgraph=True, backend="inductor" if implementation == "mxmoe_mxfp8" else "aot_eager")
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
     assert all(torch.equal(a, b) for a, b in zip(train(compiled), train(experts), strict=True))
 
 
@@ -370,3 +370,19 @@ def test_weights_that_are_no_plain_tensors_are_refused():
     experts.config._experts_implementation = "mxmoe"
     with pytest.raises(NotImplementedError, match="plain tensors, not Sharded: Qwen3MoeExperts cannot use it"):
         experts(torch.randn(4, 64), torch.zeros(4, 1, dtype=torch.long), torch.ones(4, 1))
+
+
+@families
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_quantized_models_are_saved_and_loaded(family, format, prompt, tmp_path):
+    model = model_of(family, BF16)
+    quantize_model_(model, format)
+    model.save_pretrained(tmp_path)
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    for (name, got), (_, expected) in zip(loaded.state_dict().items(), model.state_dict().items(), strict=True):
+        assert got.dtype == expected.dtype
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8)), name
+    with torch.no_grad():
+        assert torch.equal(loaded(prompt).logits, model(prompt).logits)
+    assert torch.equal(greedy(loaded, prompt), greedy(model, prompt))

@@ -24,8 +24,12 @@ import torch
 from torch import Tensor, nn
 
 try:
+    from transformers import PreTrainedModel
     from transformers.activations import QuickGELUActivation, SiLUActivation
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise ImportError(
         f"mxmoe.integrations.transformers needs transformers 5.24 or newer (its experts interface): {error}"
@@ -33,7 +37,7 @@ except ImportError as error:
 
 from mxmoe import ops
 from mxmoe.checks import check_choice
-from mxmoe.formats import FORMATS, MXTensor
+from mxmoe.formats import FORMATS, MXTensor, copy_shapes
 from mxmoe.layer import PreparedExperts, Weight, moe_experts, prepare_experts
 from mxmoe.module import QuantizedWeight
 from mxmoe.recipes import SwiGLU
@@ -155,6 +159,9 @@ def _prepared(experts: nn.Module, w13: Weight, w2: Weight, recipe: str) -> Prepa
     return copies
 
 
+# ------------------------------------------------------------------------------------------------- quantized in memory, on disk
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of a model's experts before and after `quantize_model_`."""
@@ -173,25 +180,72 @@ def quantize_model_(model: nn.Module, format: str = "nvfp4", *, backend: str = "
     """Replaces the expert weights of a transformers model by their row copies in `format` ("mxfp8" or "nvfp4"), layer by layer, and
     selects the implementation of that name. For inference: the weights are frozen buffers, the high-precision ones are gone.
 
-    `state_dict` holds the bytes (`...gate_up_proj.values`, `.scales`, `.global_scale`) and loads into a model quantized alike.
+    `state_dict` holds the bytes (`...gate_up_proj.values`, `.scales`, `.global_scale`) and loads into a model quantized alike;
+    `save_pretrained` writes them and `from_pretrained` reads them, once this module is imported.
     ValueError: unknown format, a model without experts of the interface or with quantized ones; NotImplementedError: as `register`;
     nothing has changed then.
     """
     check_choice("format", format, QUANTIZED)
-    layers = [module for module in model.modules() if hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")]
-    if not layers:
-        raise ValueError(f"model must have experts of transformers' experts interface, got {type(model).__name__} without")
-    for experts in layers:
-        if any(isinstance(w, MXTensor) for w in _arguments(experts)[:2]):
-            raise ValueError(f"model must have its experts in high precision, got quantized {type(experts).__name__}")
+    layers = _experts_layers(model)
     register()
     before = after = 0
     for experts in layers:
         for name, w in zip(WEIGHTS, _arguments(experts)[:2], strict=True):
             quantized = ops.quantize(w.detach(), format, "row", backend=backend)
             before, after = before + w.nbytes, after + quantized.nbytes
-            delattr(experts, name)
-            setattr(experts, name, QuantizedWeight(quantized))
+            _replace(experts, name, quantized)
         _PREPARED.pop(experts, None)
-        experts.config._experts_implementation = f"mxmoe_{format}"
+    if isinstance(model, PreTrainedModel):  # so that save_pretrained says what it saves
+        model.config.quantization_config = QuantizedExpertsConfig(format)
+        model.hf_quantizer = QuantizedExpertsLoader(model.config.quantization_config)
     return Sizes(format, len(layers), before, after)
+
+
+def _experts_layers(model: nn.Module) -> list[nn.Module]:
+    """The experts of the interface, all supported and in high precision; else an error."""
+    layers = [module for module in model.modules() if hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")]
+    if not layers:
+        raise ValueError(f"model must have experts of transformers' experts interface, got {type(model).__name__} without")
+    for experts in layers:
+        if any(isinstance(w, MXTensor) for w in _arguments(experts)[:2]):
+            raise ValueError(f"model must have its experts in high precision, got quantized {type(experts).__name__}")
+    return layers
+
+
+def _replace(experts: nn.Module, name: str, quantized: MXTensor):
+    delattr(experts, name)
+    setattr(experts, name, QuantizedWeight(quantized))
+    experts.config._experts_implementation = f"mxmoe_{quantized.format}"
+
+
+@register_quantization_config("mxmoe")
+class QuantizedExpertsConfig(QuantizationConfigMixin):
+    """What config.json says of a model saved after `quantize_model_`."""
+
+    def __init__(self, format: str, quant_method: str = "mxmoe"):
+        check_choice("format", format, QUANTIZED)
+        self.format, self.quant_method = format, quant_method
+
+
+@register_quantizer("mxmoe")
+class QuantizedExpertsLoader(HfQuantizer):
+    """transformers' hook for `from_pretrained`: makes room for the copies, where the weights would be, before they are read."""
+
+    requires_calibration = True  # reads quantized checkpoints only: others go through quantize_model_
+    is_trainable = True  # around the experts, as by adapters
+    is_compileable = True
+
+    def is_serializable(self) -> bool:
+        return True
+
+    def _process_model_before_weight_loading(self, model, **kwargs):
+        f = FORMATS[self.quantization_config.format]
+        register()
+        for experts in _experts_layers(model):
+            for name, w in zip(WEIGHTS, _arguments(experts)[:2], strict=True):
+                dtypes = (f.values_dtype, f.scales_dtype, torch.float32)
+                parts = [
+                    None if shape is None else torch.empty(shape, dtype=dtype, device=w.device)
+                    for shape, dtype in zip(copy_shapes(w.shape, f, "row"), dtypes, strict=True)
+                ]
+                _replace(experts, name, MXTensor(*parts, f.name, "row", tuple(w.shape)))
