@@ -10,16 +10,32 @@ namespace mxmoe {
 constexpr int64_t kPanelLines = 64;
 
 struct HostGemmConfig {
-  int64_t block_steps;  // so that a panel takes about half of L2
-  int64_t chunk_rows;   // rows of A that one task multiplies with one panel
+  int64_t block_steps;   // of a contraction: a longer one is cut
+  int64_t block_panels;  // packed together: short contractions, so that rows of the output are written in long pieces
+  int64_t chunk_rows;    // rows of A that one task multiplies with its panels
+  int64_t run_panels;    // panels of one task
 };
 
-constexpr HostGemmConfig pick_config(int64_t l2_bytes) {
-  int64_t steps = l2_bytes / 2 / (kPanelLines * 4) / 128 * 128;
-  return {steps < 128 ? 128 : steps, 192};
+// For a group of `rows` x `outputs` with `steps`, in a problem whose tasks should not exceed `task_work` (rows x panels
+// x steps): a panel takes at most half of L2, panels packed together a quarter.
+constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t outputs, int64_t steps,
+                                     int64_t task_work) {
+  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16;
+  const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  HostGemmConfig c{};
+  c.block_steps = l2_bytes / 2 / (kPanelLines * 4) / 128 * 128;
+  c.block_steps = clamp(c.block_steps, 128, 1 << 20);
+  steps = clamp(steps, 1, 1 << 30);
+  c.block_panels = clamp(c.block_steps / 2 / steps, 1, kMaxPanels);
+  const int64_t chunks = ceil_div(rows, clamp(task_work / steps, kMinRows, kMaxRows));
+  c.chunk_rows = chunks ? ceil_div(rows, chunks) : 1;
+  c.run_panels = clamp(task_work / (c.chunk_rows * steps), 1, ceil_div(outputs, kPanelLines));
+  c.run_panels = ceil_div(c.run_panels, c.block_panels) * c.block_panels;
+  return c;
 }
 
-static_assert(pick_config(1 << 20).block_steps == 2048);
+static_assert(pick_config(1 << 20, 512, 2048, 512, 1 << 20).block_steps == 2048);
 
 // Whether a host kernel writes an output past the caches: one that they cannot hold until it is read again.
 constexpr bool bypasses_cache(int64_t bytes) {

@@ -55,11 +55,40 @@ MXMOE_INLINE f32 load_elements(const stored<D>* p) {
 }
 
 template <DType D>
+MXMOE_INLINE u16h round_elements(f32 x) {
+  return D == DType::kBF16 ? bf16_from_f32(x) : f16_from_f32(x);
+}
+
+template <DType D>
 MXMOE_INLINE void store_elements(stored<D>* p, f32 x) {
   if constexpr (D == DType::kF32)
     store(p, x);
   else
-    store(p, D == DType::kBF16 ? bf16_from_f32(x) : f16_from_f32(x));
+    store(p, round_elements<D>(x));
+}
+
+// The same around the caches, where the set has such a store; aligned to what it writes, and a fence must follow.
+template <DType D>
+MXMOE_INLINE void stream_elements(stored<D>* p, f32 x) {
+#if defined(MXMOE_ISA_AVX512)
+  if constexpr (D == DType::kF32)
+    _mm512_stream_ps(p, (__m512)x);
+  else
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)round_elements<D>(x));
+#elif defined(MXMOE_ISA_AVX2)
+  if constexpr (D == DType::kF32)
+    _mm256_stream_ps(p, (__m256)x);
+  else
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)round_elements<D>(x));
+#else
+  store_elements<D>(p, x);
+#endif
+}
+
+MXMOE_INLINE void stream_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 // The first n < kLanes elements; the rest loads as zero and is not written.

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "config.h"
 #include "host/isa.h"
 #include "tensor.h"
 
@@ -38,7 +39,8 @@ struct GemmGroup {
   uint8_t* out;
   int64_t rows, contraction;
   // Filled by the kernel: where the group's packed A and first tasks are.
-  int64_t first_row = 0, packed_bytes = 0, first_pack = 0, first_unit = 0;
+  int64_t first_row = 0, packed_bytes = 0, first_pack = 0, first_task = 0;
+  HostGemmConfig config{};
 };
 
 struct GemmProblem {

@@ -1,6 +1,7 @@
-// grouped_mm and grouped_mm_wgrad. Phase 1 packs A once. Phase 2 hands out (group, chunk of rows, panel of outputs):
-// pack the panel into L2, multiply the chunk with it tile by tile, finish each tile while it is in L1. Contractions
-// longer than a panel's block keep their accumulators between blocks.
+// grouped_mm and grouped_mm_wgrad. Phase 1 packs A once. Phase 2 hands out (group, chunk of rows, run of panels): pack
+// a panel (several where they are short) into L2, multiply the chunk with it tile by tile while the next one is
+// fetched, finish each tile while it is in L1. Contractions longer than a panel's block keep their accumulators between
+// blocks.
 #include "config.h"
 #include "host/gemm/tile.h"
 #include "host/threads.h"
@@ -19,6 +20,9 @@ constexpr int64_t round_up(int64_t a, int64_t b) {
 constexpr int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
+constexpr int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
 
 // A of one group as the micro-kernel reads it.
 struct PackedRows {
@@ -33,24 +37,23 @@ struct PackedRows {
 };
 
 struct ThreadScratch {
-  uint32_t* panel;  // (block_steps, 64)
-  float* acc;       // (chunk_rows, 64)
-  uint32_t* rows;   // (kTileRows, block_steps): FP32 rows decoded on the fly
-  int32_t* list;    // (chunk_rows,): the rows that take part
+  uint32_t* panels;  // block_panels x (steps, 64)
+  float* acc;        // (chunk_rows, 64)
+  uint32_t* rows;    // (kTileRows, block_steps): FP32 rows decoded on the fly
+  int32_t* list;     // (chunk_rows,): row indices
 };
 
 template <class Step>
 class Gemm {
  public:
-  explicit Gemm(const GemmProblem& problem)
-      : p_(problem), config_(pick_config(problem.l2_bytes)), panels_(ceil_div(problem.outputs, kPanel)) {}
+  explicit Gemm(const GemmProblem& problem) : p_(problem), panels_(ceil_div(problem.outputs, kPanel)) {}
 
   void run() {
     lay_out();
     packed_ = static_cast<uint8_t*>(workspace(WorkspaceSlot::kA, packed_bytes_));
     wide_rows_ = static_cast<uint8_t*>(workspace(WorkspaceSlot::kB, num_rows_));
     if (!a_in_place_) parallel(p_.num_threads, num_packs_, [&](int64_t task, int) { pack(task); });
-    parallel(p_.num_threads, num_units_, [&](int64_t task, int) { unit(task); });
+    parallel(p_.num_threads, num_tasks_, [&](int64_t task, int) { multiply_chunk(task); });
   }
 
  private:
@@ -60,14 +63,25 @@ class Gemm {
   static int64_t packed_row_words(const GemmGroup& g) { return round_up(steps_of(g), 16) + 16; }
 
   void lay_out() {
-    for (int64_t e = 0; e < p_.num_groups; ++e) a_in_place_ &= Step::in_place(p_.a, p_.groups[e].contraction);
+    const int64_t out_size = p_.out_dtype == DType::kF32 ? 4 : 2;
+    int64_t work = 0, out_bytes = 0;
+    bool aligned = p_.out_stride * out_size % 64 == 0;
+    for (int64_t e = 0; e < p_.num_groups; ++e) {
+      const GemmGroup& g = p_.groups[e];
+      a_in_place_ &= Step::in_place(p_.a, g.contraction);
+      aligned &= reinterpret_cast<uintptr_t>(g.out) % 64 == 0;
+      work += g.rows * panels_ * steps_of(g);
+      out_bytes += g.rows * p_.outputs * out_size;
+    }
+    stream_ = aligned && !p_.accumulate && out_bytes >= kStreamBytes;
     for (int64_t e = 0; e < p_.num_groups; ++e) {
       GemmGroup& g = p_.groups[e];
-      g.first_row = num_rows_, g.packed_bytes = packed_bytes_, g.first_pack = num_packs_, g.first_unit = num_units_;
+      g.config = pick_config(p_.l2_bytes, g.rows, p_.outputs, steps_of(g), work / (p_.num_threads * kTasksPerThread));
+      g.first_row = num_rows_, g.packed_bytes = packed_bytes_, g.first_pack = num_packs_, g.first_task = num_tasks_;
       const int64_t blocks = ceil_div(g.rows, kPanel);
       num_rows_ += g.rows;
       num_packs_ += blocks;
-      num_units_ += ceil_div(g.rows, config_.chunk_rows) * panels_;
+      num_tasks_ += ceil_div(g.rows, g.config.chunk_rows) * ceil_div(panels_, g.config.run_panels);
       if (a_in_place_) continue;
       packed_bytes_ += a_in_panels() ? blocks * steps_of(g) * kPanel * 4 : g.rows * packed_row_words(g) * 4;
     }
@@ -101,82 +115,114 @@ class Gemm {
       Step::rows(p_.a, g.a, row0, num_rows, 0, g.contraction, out + row0 * stride, stride);
     }
     for (int i = 0; i < num_rows; ++i)
-      wide_rows_[g.first_row + row0 + i] = Step::is_wide(p_.a, g.a, row0 + i, g.contraction);
+      wide_rows_[g.first_row + row0 + i] = Step::is_wide(p_.a, g.a, row0 + i, 1, g.contraction);
   }
 
-  ThreadScratch scratch() const {
-    const int64_t panel_bytes = config_.block_steps * kPanel * 4, acc_bytes = config_.chunk_rows * kPanel * 4;
-    const int64_t row_bytes = kTileRows * config_.block_steps * 4;
+  ThreadScratch scratch(const HostGemmConfig& c) const {
+    const int64_t panel_bytes = c.block_steps * kPanel * 4, acc_bytes = c.chunk_rows * kPanel * 4;
+    const int64_t row_bytes = kTileRows * c.block_steps * 4;
     auto* base = static_cast<uint8_t*>(
-        workspace(WorkspaceSlot::kThread, panel_bytes + acc_bytes + row_bytes + 4 * config_.chunk_rows));
+        workspace(WorkspaceSlot::kThread, panel_bytes + acc_bytes + row_bytes + 4 * c.chunk_rows));
     return {reinterpret_cast<uint32_t*>(base), reinterpret_cast<float*>(base + panel_bytes),
             reinterpret_cast<uint32_t*>(base + panel_bytes + acc_bytes),
             reinterpret_cast<int32_t*>(base + panel_bytes + acc_bytes + row_bytes)};
   }
 
-  void unit(int64_t task) {
-    const GemmGroup& g = find(task, &GemmGroup::first_unit);
-    const int64_t chunk = (task - g.first_unit) / panels_, column0 = (task - g.first_unit) % panels_ * kPanel;
-    const int64_t row0 = chunk * config_.chunk_rows, rows = smaller(config_.chunk_rows, g.rows - row0);
-    const int columns = static_cast<int>(smaller(kPanel, p_.outputs - column0));
-    const ThreadScratch s = scratch();
-    const PackedRows a = packed(g);
+  int columns_of(int64_t panel) const { return static_cast<int>(smaller(kPanel, p_.outputs - panel * kPanel)); }
 
-    bool wide_panel = false;
-    for (int j = 0; j < columns && !wide_panel; ++j) wide_panel = Step::is_wide(p_.b, g.b, column0 + j, g.contraction);
-    int narrow = 0;
-    for (int64_t r = row0; r < row0 + rows; ++r)
-      if (!wide_panel && (a_in_place_ || !wide_rows_[g.first_row + r])) s.list[narrow++] = static_cast<int32_t>(r);
-    if (narrow > 0) multiply<Step>(g, &a, s.list, narrow, column0, columns, s);
-    if (narrow == rows) return;
-
-    int wide = 0;
-    for (int64_t r = row0; r < row0 + rows; ++r)
-      if (wide_panel || wide_rows_[g.first_row + r]) s.list[wide++] = static_cast<int32_t>(r);
-    multiply<FloatStep>(g, nullptr, s.list, wide, column0, columns, s);
+  bool panel_is_wide(const GemmGroup& g, int64_t panel) const {
+    return Step::is_wide(p_.b, g.b, panel * kPanel, columns_of(panel), g.contraction);
   }
 
-  // The listed rows times one panel. a == nullptr: the rows are decoded to FP32 here.
+  // What panels first, first + 1, ... of B are made from, where that is one piece of memory and read in one go.
+  Ahead source(const GemmGroup& g, int64_t first, int64_t num_panels) const {
+    const int64_t lines = smaller(num_panels * kPanel, p_.outputs - first * kPanel), stride = p_.b.line_stride;
+    if (lines <= 0 || p_.b.line_major || steps_of(g) > g.config.block_steps) return {};
+    if (stride > g.contraction * larger(p_.b.k_stride, 1)) return {};
+    const uint8_t* begin = g.b.values + first * kPanel * stride;
+    return {begin, begin + lines * stride};
+  }
+
+  void multiply_chunk(int64_t task) const {
+    const GemmGroup& g = find(task, &GemmGroup::first_task);
+    const HostGemmConfig& c = g.config;
+    const int64_t runs = ceil_div(panels_, c.run_panels), run = task - g.first_task;
+    const int64_t row0 = run / runs * c.chunk_rows, begin = run % runs * c.run_panels;
+    const int64_t end = smaller(begin + c.run_panels, panels_);
+    const int rows = static_cast<int>(smaller(c.chunk_rows, g.rows - row0));
+    const ThreadScratch s = scratch(c);
+    const PackedRows a = packed(g);
+
+    int narrow = 0, listed = rows;  // wide rows at the end of the list
+    for (int64_t r = row0; r < row0 + rows; ++r) {
+      const bool wide = !a_in_place_ && wide_rows_[g.first_row + r];
+      s.list[wide ? --listed : narrow++] = static_cast<int32_t>(r);
+    }
+    for (int64_t panel = begin, count; panel < end; panel += count) {
+      const bool wide = panel_is_wide(g, panel);
+      for (count = 1; count < smaller(c.block_panels, end - panel) && panel_is_wide(g, panel + count) == wide;) ++count;
+      Ahead ahead = source(g, panel + count, smaller(c.block_panels, end - panel - count));
+      const int in_steps = wide ? 0 : narrow;
+      if (in_steps) multiply<Step>(g, &a, s.list, in_steps, panel, count, s, ahead);
+      if (in_steps < rows) multiply<FloatStep>(g, nullptr, s.list + in_steps, rows - in_steps, panel, count, s, ahead);
+    }
+    if (stream_) stream_fence();
+  }
+
+  // The listed rows times some panels. a == nullptr: the rows are decoded to FP32 here.
   template <class S>
-  void multiply(const GemmGroup& g, const PackedRows* a, const int32_t* list, int count, int64_t column0, int columns,
-                const ThreadScratch& s) const {
+  void multiply(const GemmGroup& g, const PackedRows* a, const int32_t* list, int count, int64_t first,
+                int64_t num_panels, const ThreadScratch& s, Ahead& ahead) const {
     const int64_t steps_total = ceil_div(g.contraction, S::kPerStep);
+    const int tiles = static_cast<int>(ceil_div(count, kTileRows));
     int64_t done = 0;
     do {
-      const int64_t steps = smaller(config_.block_steps, steps_total - done), k0 = done * S::kPerStep;
+      const int64_t steps = smaller(g.config.block_steps, steps_total - done), k0 = done * S::kPerStep;
       const int64_t k = smaller(steps * S::kPerStep, g.contraction - k0);
-      S::panel(p_.b, g.b, column0, columns, k0, k, s.panel);
       const bool last = done + steps == steps_total;
-      for (int t = 0; t < count; t += kTileRows) {
-        const int num_rows = static_cast<int>(smaller(kTileRows, count - t));
-        TileRows tile;
-        tile.step_stride = a && a->panel_stride ? kPanel * 4 : 4;
-        for (int i = 0; i < num_rows; ++i) {
-          if (a) {
-            tile.row[i] = a->row(list[t + i], done);
-          } else {
-            uint32_t* row = s.rows + i * config_.block_steps;
-            FloatStep::rows(p_.a, g.a, list[t + i], 1, k0, k, row, 0);
-            tile.row[i] = reinterpret_cast<const uint8_t*>(row);
-          }
+      for (int64_t q = 0; q < num_panels; ++q)
+        S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel);
+      for (int t = 0; t < tiles; ++t) {  // of equal heights, within one
+        const int row0 = count * t / tiles, num_rows = count * (t + 1) / tiles - row0;
+        const TileRows tile =
+            a ? packed_tile(*a, list + row0, num_rows, done) : decoded_tile(g, list + row0, num_rows, k0, k, s.rows);
+        float* acc = s.acc + (last && done == 0 ? 0 : row0 * kPanel);  // stays in L1 where there is one block
+        for (int64_t q = 0; q < num_panels; ++q) {
+          const int64_t column0 = (first + q) * kPanel;
+          multiply_tile<S>(num_rows, tile, s.panels + q * steps * kPanel, steps, acc, done > 0, ahead);
+          if (last) finish_tile(p_, g, list + row0, num_rows, column0, columns_of(first + q), acc, stream_);
         }
-        float* acc =
-            s.acc + (last && done == 0 ? 0 : t * kPanel);  // one tile's worth stays in L1 where there is one block
-        multiply_tile<S>(num_rows, tile, s.panel, steps, acc, done > 0);
-        if (!last) continue;
-        with_dtype(p_.out_dtype, [&]<DType D>() {
-          for (int i = 0; i < num_rows; ++i) finish_row<D>(p_, g, list[t + i], column0, columns, acc + i * kPanel);
-        });
       }
       done += steps;
     } while (done < steps_total);
   }
 
+  static TileRows packed_tile(const PackedRows& a, const int32_t* list, int num_rows, int64_t step) {
+    TileRows tile;
+    tile.step_stride = a.panel_stride ? kPanel * 4 : 4;
+    for (int i = 0; i < num_rows; ++i) tile.row[i] = a.row(list[i], step);
+    return tile;
+  }
+
+  TileRows decoded_tile(const GemmGroup& g, const int32_t* list, int num_rows, int64_t k0, int64_t k,
+                        uint32_t* rows) const {
+    TileRows tile;
+    tile.step_stride = 4;
+    for (int i = 0; i < num_rows; ++i) {
+      uint32_t* row = rows + i * g.config.block_steps;
+      FloatStep::rows(p_.a, g.a, list[i], 1, k0, k, row, 0);
+      tile.row[i] = reinterpret_cast<const uint8_t*>(row);
+    }
+    return tile;
+  }
+
+  static constexpr int64_t kTasksPerThread = 32;
+  static constexpr int64_t kStreamBytes = 64 << 20;  // results that no cache keeps until they are read
+
   const GemmProblem& p_;
-  const HostGemmConfig config_;
   const int64_t panels_;
-  int64_t num_rows_ = 0, packed_bytes_ = 0, num_packs_ = 0, num_units_ = 0;
-  bool a_in_place_ = true;
+  int64_t num_rows_ = 0, packed_bytes_ = 0, num_packs_ = 0, num_tasks_ = 0;
+  bool a_in_place_ = true, stream_ = false;
   uint8_t *packed_ = nullptr, *wide_rows_ = nullptr;
 };
 

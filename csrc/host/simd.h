@@ -94,6 +94,11 @@ MXMOE_INLINE f32 f32_from_bf16(u16h x) {
   return from_bits(widen(x) << 16);
 }
 MXMOE_INLINE u16h bf16_from_f32(f32 x) {
+#if defined(MXMOE_ISA_AVX512)
+  constexpr int kSubnormal = 0x20;  // the one class that the instruction would flush
+  if (!_mm512_fpclass_ps_mask((__m512)x, kSubnormal)) [[likely]]
+    return (u16h)_mm512_cvtneps_pbh((__m512)x);
+#endif
   u32 b = bits(x);
   u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
   u32 nan = (b >> 16) | 0x40u;

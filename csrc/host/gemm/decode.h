@@ -117,13 +117,16 @@ MXMOE_INLINE void for_element(Element e, Body&& body) {
 
 #if defined(MXMOE_ISA_AVX512)
 
-// Whether element * scale is a normal BF16 number (or zero, Inf, NaN) for every element of a block with this scale
-// byte.
+// Scale bytes with which every element is a normal BF16 number (or zero, Inf, NaN).
+struct ScaleRange {
+  uint8_t low, high;
+};
 template <Element E>
-MXMOE_INLINE bool exact_in_bf16(uint8_t s) {
-  if constexpr (E == Element::kMxE4M3) return s >= 10 && s <= 246;
-  if constexpr (E == Element::kMxE5M2) return s >= 17 && s <= 239;
-  return s >= 2 && s <= 252;
+constexpr ScaleRange exact_scales() {
+  if (E == Element::kMxE4M3) return {10, 246};
+  if (E == Element::kMxE5M2) return {17, 239};
+  if (E == Element::kMxE2M1) return {2, 252};
+  return {0, 255};
 }
 
 template <Element E>
@@ -134,20 +137,33 @@ static bool block_is_zero(const uint8_t* values, int64_t k_stride, int64_t k, in
   return any == 0;
 }
 
-// Whether a line must take the FP32 path: a block with a scale outside the exact range and an element that is not zero.
+static bool all_within(const uint8_t* scales, int64_t n, ScaleRange range) {
+  uint8_t furthest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t above = static_cast<uint8_t>(scales[i] - range.low);
+    furthest = above > furthest ? above : furthest;
+  }
+  return furthest <= range.high - range.low;
+}
+
+// Whether one of the lines must take the FP32 path: a block with a scale outside the exact range and an element that is
+// not zero.
 template <Element E>
-static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line, int64_t contraction) {
+static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t contraction) {
   if constexpr (is_mx(E)) {
-    const uint8_t* scales = lines.scales + line * f.scale_stride;
+    constexpr ScaleRange kExact = exact_scales<E>();
+    const uint8_t* scales = lines.scales + line0 * f.scale_stride;
     const int64_t blocks = (contraction + 31) / 32;
-    bool inside = true;
-    for (int64_t i = 0; i < blocks; ++i) inside &= exact_in_bf16<E>(scales[i]);
-    if (inside) return false;
-    for (int64_t i = 0; i < blocks; ++i) {
-      if (exact_in_bf16<E>(scales[i])) continue;
-      int64_t n = contraction - 32 * i < 32 ? contraction - 32 * i : 32;
-      if (scales[i] == 255 || !block_is_zero<E>(lines.values + line * f.line_stride, f.k_stride, 32 * i, n))
-        return true;
+    const bool dense = f.scale_stride == blocks;
+    if (dense && all_within(scales, blocks * num_lines, kExact)) return false;
+    for (int line = 0; line < num_lines; ++line, scales += f.scale_stride) {
+      if (all_within(scales, blocks, kExact)) continue;
+      for (int64_t i = 0; i < blocks; ++i) {
+        if (all_within(scales + i, 1, kExact)) continue;
+        int64_t n = contraction - 32 * i < 32 ? contraction - 32 * i : 32;
+        const uint8_t* values = lines.values + (line0 + line) * f.line_stride;
+        if (scales[i] == 255 || !block_is_zero<E>(values, f.k_stride, 32 * i, n)) return true;
+      }
     }
   }
   return false;

@@ -202,7 +202,7 @@ static void pack_floats_from_columns(const LineFormat& f, const Lines& lines, in
 struct FloatStep {
   static constexpr int kPerStep = 1;
   static bool in_place(const LineFormat& f, int64_t) { return f.element == Element::kF32 && !f.line_major; }
-  static bool is_wide(const LineFormat&, const Lines&, int64_t, int64_t) { return false; }
+  static bool is_wide(const LineFormat&, const Lines&, int64_t, int, int64_t) { return false; }
 
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
                     uint32_t* out) {
@@ -242,10 +242,10 @@ struct PairStep {
     return f.element == Element::kBF16 && !f.line_major && contraction % 2 == 0;
   }
 
-  // Whether the line must take FloatSteps instead.
-  static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line, int64_t contraction) {
+  // Whether a line among them must take FloatSteps instead.
+  static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t contraction) {
     bool wide = false;
-    for_element(f.element, [&]<Element E>() { wide = MXMOE_ISA::is_wide<E>(f, lines, line, contraction); });
+    for_element(f.element, [&]<Element E>() { wide = MXMOE_ISA::is_wide<E>(f, lines, line0, num_lines, contraction); });
     return wide;
   }
 

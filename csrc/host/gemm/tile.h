@@ -18,11 +18,20 @@ struct TileRows {
   int64_t step_stride;
 };
 
+// Memory that will be read next, fetched into L2 a line per step while the multiplications go on.
+struct Ahead {
+  const uint8_t *next = nullptr, *end = nullptr;
+};
+
 // acc (R, 64) (+)= R rows of A times the panel, one step after the other.
 template <class Step, int R>
-static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t steps, float* acc, bool resume) {
+static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t steps, float* acc, bool resume,
+                          Ahead& ahead) {
   constexpr int kWidth = kTileVectors * kLanes;
   for (int column = 0; column < kPanel; column += kWidth) {
+    const bool fetch = ahead.next < ahead.end;
+    const uint8_t* line = fetch ? ahead.next : a.row[0];
+    const int64_t line_bytes = fetch ? 64 : 0;
     f32 sum[R][kTileVectors];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kTileVectors; ++v)
@@ -32,6 +41,8 @@ static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t step
     for (int r = 0; r < R; ++r) row[r] = a.row[r];
     int64_t offset = 0;
     for (int64_t s = 0; s < steps; ++s, b_words += kPanel, offset += a.step_stride) {
+      __builtin_prefetch(line, 0, 2);
+      line += line_bytes;
       f32 b[kTileVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kTileVectors; ++v) b[v] = (f32)load<u32>(b_words + v * kLanes);
@@ -45,47 +56,64 @@ static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t step
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kTileVectors; ++v) store(acc + r * kPanel + column + v * kLanes, sum[r][v]);
+    if (fetch) ahead.next = line;
   }
 }
 
 template <class Step>
 static void multiply_tile(int num_rows, const TileRows& a, const uint32_t* panel, int64_t steps, float* acc,
-                          bool resume) {
+                          bool resume, Ahead& ahead) {
   switch (num_rows) {
     case 1:
-      return multiply_tile<Step, 1>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 1>(a, panel, steps, acc, resume, ahead);
     case 2:
-      return multiply_tile<Step, 2>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 2>(a, panel, steps, acc, resume, ahead);
     case 3:
-      return multiply_tile<Step, 3>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 3>(a, panel, steps, acc, resume, ahead);
     case 4:
-      return multiply_tile<Step, 4>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 4>(a, panel, steps, acc, resume, ahead);
     case 5:
-      return multiply_tile<Step, 5>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 5>(a, panel, steps, acc, resume, ahead);
     default:
-      return multiply_tile<Step, 6>(a, panel, steps, acc, resume);
+      return multiply_tile<Step, 6>(a, panel, steps, acc, resume, ahead);
   }
 }
 
-// One row of a panel's outputs: times the global scales, plus bias, plus what was there, rounded once.
+// n <= kLanes values p[0], p[stride], ...
+MXMOE_INLINE f32 load_strided(const float* p, int64_t stride, int n) {
+  if (stride == 0) return splat(*p);
+  if (stride == 1) return n == kLanes ? load<f32>(p) : load_elements<DType::kF32>(p, n);
+  float part[kLanes] = {};
+  for (int i = 0; i < n; ++i) part[i] = p[i * stride];
+  return load<f32>(part);
+}
+
+// A tile's rows of one panel: times the global scales, plus bias, plus what was there, rounded once.
 template <DType D>
-static void finish_row(const GemmProblem& p, const GemmGroup& g, int64_t row, int64_t column0, int columns,
-                       const float* acc) {
-  auto* out = reinterpret_cast<stored<D>*>(g.out) + row * p.out_stride + column0;
-  const float row_scale = g.a.global ? g.a.global[row * p.a.global_stride] : 1.0f;
-  for (int j = 0; j < columns; j += kLanes) {
-    const int n = columns - j < kLanes ? columns - j : kLanes;
-    f32 x = load<f32>(acc + j);
-    if (g.a.global) x *= splat(row_scale);
-    if (g.b.global) {
-      float column_scale[kLanes] = {};
-      for (int i = 0; i < n; ++i) column_scale[i] = g.b.global[(column0 + j + i) * p.b.global_stride];
-      x *= load<f32>(column_scale);
+static void finish_tile(const GemmProblem& p, const GemmGroup& g, const int32_t* rows, int num_rows, int64_t column0,
+                        int columns, const float* acc, bool stream) {
+  stream = stream && columns == kPanel;
+  for (int i = 0; i < num_rows; ++i, acc += kPanel) {
+    auto* out = reinterpret_cast<stored<D>*>(g.out) + rows[i] * p.out_stride + column0;
+    const f32 row_scale = splat(g.a.global ? g.a.global[rows[i] * p.a.global_stride] : 1.0f);
+    for (int j = 0; j < columns; j += kLanes) {
+      const int n = columns - j < kLanes ? columns - j : kLanes;
+      f32 x = load<f32>(acc + j);
+      if (g.a.global) x *= row_scale;
+      if (g.b.global) x *= load_strided(g.b.global + (column0 + j) * p.b.global_stride, p.b.global_stride, n);
+      if (g.bias) x += load_strided(g.bias + column0 + j, 1, n);
+      if (p.accumulate) x += n == kLanes ? load_elements<D>(out + j) : load_elements<D>(out + j, n);
+      if (stream)
+        stream_elements<D>(out + j, x);
+      else
+        n == kLanes ? store_elements<D>(out + j, x) : store_elements<D>(out + j, x, n);
     }
-    if (g.bias) x += load_elements<DType::kF32>(g.bias + column0 + j, n);
-    if (p.accumulate) x += n == kLanes ? load_elements<D>(out + j) : load_elements<D>(out + j, n);
-    n == kLanes ? store_elements<D>(out + j, x) : store_elements<D>(out + j, x, n);
   }
+}
+
+static void finish_tile(const GemmProblem& p, const GemmGroup& g, const int32_t* rows, int num_rows, int64_t column0,
+                        int columns, const float* acc, bool stream) {
+  with_dtype(p.out_dtype, [&]<DType D>() { finish_tile<D>(p, g, rows, num_rows, column0, columns, acc, stream); });
 }
 
 }  // namespace mxmoe::host::MXMOE_ISA
