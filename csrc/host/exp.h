@@ -19,6 +19,7 @@ MXMOE_INLINE f32 exp(f32 x) {
   p = p * r + 5.0000001201e-1f;
   f32 y = ((p * r) * r + r) + 1.0f;
   y = from_bits(bits(y) + (bits(shifted) << 23));  // times 2^n; the result is normal
+  if (__builtin_expect(!any_above(bits(x) & 0x7fffffffu, bits_of(87.0f)), 1)) return y;
   y = x < -87.0f ? splat(0.0f) : y;
   y = x > 88.7f ? splat(__builtin_inff()) : y;
   return x == x ? y : x;

@@ -144,12 +144,16 @@ MXMOE_INLINE void put(uint8_t* to, __m512i v, bool stream) {
     memcpy(to, &v, sizeof(v));
 }
 
-// count <= 16 blocks of 32 of a row copy.
+// count <= 16 blocks of 32 of a row copy. `ahead`: elements from x to what will be read some hundred cycles later;
+// where hardware prefetches alone, rows run at 60 % of their rate.
 template <typename E>
-MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int count, bool floor, bool stream, uint8_t* values,
-                                      uint8_t* scales) {
+MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int64_t ahead, int count, bool floor, bool stream,
+                                      uint8_t* values, uint8_t* scales) {
   u16x32 magnitudes[kGroupBlocks];
-  for (int k = 0; k < kGroupBlocks; ++k) magnitudes[k] = k < count ? load32(x + 32 * k) & 0x7fff : u16x32{};
+  for (int k = 0; k < kGroupBlocks; ++k) {
+    __builtin_prefetch(x + ahead + 32 * k);
+    magnitudes[k] = k < count ? load32(x + 32 * k) & 0x7fff : u16x32{};
+  }
   const u32 scale = scales_of_bf16<E, u32>(block_maxima<32>(magnitudes), floor);
   const u8q bytes = narrow8(scale);
   memcpy(scales, &bytes, count);
@@ -171,25 +175,29 @@ MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int count, bool floor, 
 }
 
 template <typename E>
-static void quantize_bf16_row(const uint16_t* x, int64_t num_blocks, bool floor, bool stream, uint8_t* values,
-                              uint8_t* scales) {
+static void quantize_bf16_row(const uint16_t* x, int64_t ahead, int64_t num_blocks, bool floor, bool stream,
+                              uint8_t* values, uint8_t* scales) {
   int64_t k = 0;
   for (; k + kGroupBlocks <= num_blocks; k += kGroupBlocks)
-    quantize_bf16_group<E>(x + 32 * k, kGroupBlocks, floor, stream, values + 32 * k, scales + k);
-  if (k < num_blocks)
-    quantize_bf16_group<E>(x + 32 * k, static_cast<int>(num_blocks - k), floor, stream, values + 32 * k, scales + k);
+    quantize_bf16_group<E>(x + 32 * k, ahead, kGroupBlocks, floor, stream, values + 32 * k, scales + k);
+  const int left = static_cast<int>(num_blocks - k);
+  if (left) quantize_bf16_group<E>(x + 32 * k, ahead, left, floor, stream, values + 32 * k, scales + k);
 }
 
 // The blocks of `cols` (a multiple of 32) columns of a column copy: valid (<= 32) rows of x, rows_to_write of values,
 // the rest of them zero; scales[c].
 template <typename E>
-static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, int valid, int rows_to_write, int cols,
-                                  bool floor, bool stream, uint8_t* values, int64_t values_stride, uint8_t* scales) {
+static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, int64_t ahead, int valid, int rows_to_write,
+                                  int cols, bool floor, bool stream, uint8_t* values, int64_t values_stride,
+                                  uint8_t* scales) {
   alignas(64) uint16_t amaxes[kMaxStripCols] = {}, rebases[kMaxStripCols];
   for (int i = 0; i < valid; i += kRowsAtOnce)  // along the rows, as they lie in memory
     for (int c = 0; c < cols; c += 32) {
       u16x32 amax = load32(amaxes + c);
-      for (int j = i; j < i + kRowsAtOnce && j < valid; ++j) amax = max16(amax, load32(x + j * x_stride + c) & 0x7fff);
+      for (int j = i; j < i + kRowsAtOnce && j < valid; ++j) {
+        __builtin_prefetch(x + j * x_stride + ahead + c);
+        amax = max16(amax, load32(x + j * x_stride + c) & 0x7fff);
+      }
       memcpy(amaxes + c, &amax, sizeof(amax));
     }
   uint64_t rare_lanes = 0;

@@ -58,11 +58,20 @@ MXMOE_INLINE u32 min_u32(u32 a, u32 b) {
   return a < b ? a : b;
 }
 
+// By name where GCC 12 takes halves apart; masked, because it warns of an undefined operand inside the plain forms.
 MXMOE_INLINE u32 widen(u16h x) {
+#if defined(MXMOE_ISA_AVX512)
+  return (u32)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
+#else
   return __builtin_convertvector(x, u32);
+#endif
 }
 MXMOE_INLINE u32 widen(u8q x) {
+#if defined(MXMOE_ISA_AVX512)
+  return (u32)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)x);
+#else
   return __builtin_convertvector(x, u32);
+#endif
 }
 MXMOE_INLINE u16h narrow16(u32 x) {
   return __builtin_convertvector(x, u16h);
@@ -86,6 +95,16 @@ MXMOE_INLINE uint32_t reduce_max(u32 v) {
 #else
   uint32_t a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
   return a > b ? a : b;
+#endif
+}
+
+MXMOE_INLINE bool any_above(u32 v, uint32_t limit) {
+#if defined(MXMOE_ISA_AVX512)
+  return _mm512_cmpgt_epu32_mask((__m512i)v, _mm512_set1_epi32(static_cast<int>(limit))) != 0;
+#elif defined(MXMOE_ISA_AVX2)
+  return _mm256_movemask_ps((__m256)(v > limit)) != 0;
+#else
+  return reduce_max(v) > limit;
 #endif
 }
 

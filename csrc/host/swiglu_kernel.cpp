@@ -7,7 +7,8 @@
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
 
-constexpr int64_t kTaskElements = 1 << 15;  // gate and up elements of one task
+constexpr int64_t kTaskElements = 1 << 15;        // gate and up elements of one task
+constexpr int64_t kAhead = 1024, kRowsAhead = 3;  // elements along a row, rows down a strip: prefetch distances
 
 MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -45,15 +46,18 @@ MXMOE_INLINE void gradients(f32 da, f32& g, f32& u, const Activation& a) {
 template <DType D, bool kInterleaved>
 struct Halves {
   stored<D>*gate, *up;
+  int64_t ahead;  // elements to what will be read some hundred cycles later
 
   // Of row `h`, from pair `first` on.
-  MXMOE_INLINE Halves of(stored<D>* h, int64_t width, int64_t first) {
-    if (kInterleaved) return {h + 2 * first, nullptr};
-    return {h + first, h + width + first};
+  MXMOE_INLINE Halves of(stored<D>* h, int64_t width, int64_t first, int64_t ahead) {
+    if (kInterleaved) return {h + 2 * first, nullptr, ahead};
+    return {h + first, h + width + first, ahead};
   }
 
   // Pairs j .. j + n; n < kLanes only in the last step of a row.
   __attribute__((always_inline)) void load(int64_t j, int n, f32& g, f32& u) const {
+    __builtin_prefetch(gate + (kInterleaved ? 2 * j : j) + ahead);
+    if (!kInterleaved) __builtin_prefetch(up + j + ahead);
     if constexpr (kInterleaved) {
       if (n == kLanes) return load_pairs<D>(gate + 2 * j, g, u);
       stored<D> part[2 * kLanes] = {};
@@ -76,27 +80,34 @@ struct Halves {
   }
 };
 
+// step(j, n) for pairs j .. j + n; n is a constant but in the last step.
+template <typename F>
+MXMOE_INLINE void for_pairs(int64_t pairs, F&& step) {
+  int64_t j = 0;
+  for (; j + kLanes <= pairs; j += kLanes) step(j, kLanes);
+  if (j < pairs) step(j, static_cast<int>(pairs - j));
+}
+
 template <DType D, bool kInterleaved>
-void swiglu_row(Halves<D, kInterleaved> h, int64_t pairs, const Activation& activation, stored<D>* out) {
-  for (int64_t j = 0; j < pairs; j += kLanes) {
-    const int n = static_cast<int>(min_of(kLanes, pairs - j));
+void swiglu_row(Halves<D, kInterleaved> h, int64_t pairs, const Activation activation, stored<D>* out) {
+  for_pairs(pairs, [&](int64_t j, int n) __attribute__((always_inline)) {
     f32 g, u;
     h.load(j, n, g, u);
     Terms t = terms(g, u, activation);
     store_some<D>(out + j, t.gate * t.up, n);
-  }
+  });
 }
 
 template <DType D, bool kInterleaved>
-void backward_row(const stored<D>* da, Halves<D, kInterleaved> h, int64_t pairs, const Activation& activation,
-                  Halves<D, kInterleaved> dh) {
-  for (int64_t j = 0; j < pairs; j += kLanes) {
-    const int n = static_cast<int>(min_of(kLanes, pairs - j));
+void backward_row(const stored<D>* da, int64_t da_ahead, Halves<D, kInterleaved> h, int64_t pairs,
+                  const Activation activation, Halves<D, kInterleaved> dh) {
+  for_pairs(pairs, [&](int64_t j, int n) __attribute__((always_inline)) {
+    __builtin_prefetch(da + j + da_ahead);
     f32 g, u;
     h.load(j, n, g, u);
     gradients(load_some<D>(da + j, n), g, u, activation);
     dh.store(j, n, g, u);
-  }
+  });
 }
 
 // body.operator()<D, kInterleaved>().
@@ -142,8 +153,8 @@ void fill_swiglu(const void* context, int64_t row, int64_t rows, int64_t col, in
   const auto& in = *static_cast<const Inputs*>(context);
   const int64_t width = in.h.sizes[1] / 2;
   for (int64_t r = 0; r < rows; ++r)
-    swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(in.h, row + r), width, col), cols, in.activation,
-                  static_cast<stored<D>*>(out) + r * cols);
+    swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(in.h, row + r), width, col, kRowsAhead * in.h.strides[0]), cols,
+                  in.activation, static_cast<stored<D>*>(out) + r * cols);
 }
 
 // Concatenated: columns of gate, and the same of up as the second part.
@@ -154,8 +165,9 @@ void fill_backward(const void* context, int64_t row, int64_t rows, int64_t col, 
   const int64_t width = in.da.sizes[1], first = kInterleaved ? col / 2 : col, pairs = kInterleaved ? cols / 2 : cols;
   for (int64_t r = 0; r < rows; ++r) {
     auto* dh = static_cast<stored<D>*>(out) + r * cols;
-    backward_row<D>(row_of<D>(in.da, row + r) + first, H::of(row_of<D>(in.h, row + r), width, first), pairs,
-                    in.activation, H{dh, dh + rows * cols});
+    backward_row<D>(row_of<D>(in.da, row + r) + first, kRowsAhead * in.da.strides[0],
+                    H::of(row_of<D>(in.h, row + r), width, first, kRowsAhead * in.h.strides[0]), pairs, in.activation,
+                    H{dh, dh + rows * cols, 0});
   }
 }
 
@@ -169,7 +181,7 @@ void swiglu(const Tensor& h, const Tensor& offs, const Activation& activation, b
       return quantize_from(*copies, {&fill_swiglu<D, kInterleaved>, &inputs}, threads);
     }
     for_rows<D>(h.sizes[1], offs, out, threads, [&](int64_t row) {
-      swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(h, row), out.sizes[1], 0), out.sizes[1], activation,
+      swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(h, row), out.sizes[1], 0, kAhead), out.sizes[1], activation,
                     row_of<D>(out, row));
     });
   });
@@ -185,8 +197,8 @@ void swiglu_backward(const Tensor& da, const Tensor& h, const Tensor& offs, cons
     }
     const int64_t width = da.sizes[1];
     for_rows<D>(h.sizes[1], offs, dh, threads, [&](int64_t row) {
-      backward_row<D>(row_of<D>(da, row), H::of(row_of<D>(h, row), width, 0), width, activation,
-                      H::of(row_of<D>(dh, row), width, 0));
+      backward_row<D>(row_of<D>(da, row), kAhead, H::of(row_of<D>(h, row), width, 0, kAhead), width, activation,
+                      H::of(row_of<D>(dh, row), width, 0, 0));
     });
   });
 }
