@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mxmoe import ops
 from mxmoe.formats import FORMATS, MXTensor
@@ -24,9 +25,11 @@ class QuantizedWeight(nn.Module):
         self.format, self.shape, self.scope = t.format, tuple(t.shape), t.scope
         for name in FIELDS:
             self.register_buffer(name, getattr(t, name))
+        self.layout = pytree.tree_structure(t)
 
     def forward(self) -> MXTensor:
-        return MXTensor(self.values, self.scales, self.global_scale, self.format, "row", self.shape, self.scope)
+        fields = (self._buffers[name] for name in FIELDS)
+        return pytree.tree_unflatten([t for t in fields if t is not None], self.layout)  # checked once, when it was made
 
     def _apply(self, fn, recurse=True):  # moves with the module; a dtype change does not touch quantized bytes
         for name in FIELDS:

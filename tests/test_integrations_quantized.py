@@ -195,6 +195,24 @@ def test_compiled_experts_train_with_the_same_bytes(implementation):
     assert all(torch.equal(a, b) for a, b in zip(train(compiled), train(experts), strict=True))
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_case_L07_checkpointed_models_train_with_the_same_bytes(reentrant, prompt):
+    """All router logits tie: the recomputation must pick the same experts."""
+    model = model_of("qwen3_moe", BF16).train()
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.mlp.gate.weight)
+    model.set_experts_implementation("mxmoe_mxfp8")
+
+    def grads():
+        model.zero_grad()
+        model(prompt, labels=prompt, use_cache=False).loss.backward()
+        return [p.grad for p in model.parameters()]
+
+    expected = grads()
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    assert all(torch.equal(a, b) for a, b in zip(grads(), expected, strict=True))
+
+
 class LoRA(nn.Module):
     """W + B A, as a parametrization, for (out, in) and for stacked (experts, out, in) weights."""
 
@@ -230,6 +248,8 @@ def test_adapters_are_left_alone(implementation, prompt):
     model.set_experts_implementation(implementation)
     with torch.no_grad():
         before = model(prompt).logits
+        with pytest.raises(ValueError, match=r"merge adapters first.*got ParametrizedQwen3MoeExperts"):
+            quantize_model_(model)
         for p in adapters:
             p.zero_()
         after = model(prompt).logits

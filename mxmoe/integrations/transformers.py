@@ -209,6 +209,10 @@ def _experts_layers(model: nn.Module) -> list[nn.Module]:
     for experts in layers:
         if any(isinstance(w, MXTensor) for w in _arguments(experts)[:2]):
             raise ValueError(f"model must have its experts in high precision, got quantized {type(experts).__name__}")
+        if not all(name in experts._parameters for name in WEIGHTS):
+            raise ValueError(
+                f"model must have expert weights that are parameters (merge adapters first), got {type(experts).__name__}"
+            )
     return layers
 
 
