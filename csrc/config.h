@@ -10,6 +10,8 @@ namespace mxmoe {
 constexpr int64_t kPanelLines = 64;
 
 struct HostGemmConfig {
+  static constexpr int64_t kFewRows = 8;  // of a group: reading B takes longer than multiplying it
+
   int64_t block_steps;   // of a contraction: a longer one is cut
   int64_t block_panels;  // packed together: short contractions, so that rows of the output are written in long pieces
   int64_t chunk_rows;    // rows of A that one task multiplies with its panels
@@ -17,20 +19,22 @@ struct HostGemmConfig {
 };
 
 // For a group of `rows` x `outputs` with `steps`, in a problem whose tasks should not exceed `task_work` (rows x panels
-// x steps): a panel takes at most half of L2, panels packed together a quarter.
+// x steps): a panel takes at most half of L2, panels packed together a quarter. Few
+// rows: short blocks, fetched while the one before is packed, and long runs of them.
 constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t outputs, int64_t steps,
                                      int64_t task_work) {
-  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16;
+  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16, kFewRowsSteps = 512, kFewRowsRun = 16;
+  const bool few_rows = rows <= HostGemmConfig::kFewRows;
   const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   HostGemmConfig c{};
   c.block_steps = l2_bytes / 2 / (kPanelLines * 4) / 128 * 128;
-  c.block_steps = clamp(c.block_steps, 128, 1 << 20);
+  c.block_steps = clamp(c.block_steps, 128, few_rows ? kFewRowsSteps : 1 << 20);
   steps = clamp(steps, 1, 1 << 30);
   c.block_panels = clamp(c.block_steps / 2 / steps, 1, kMaxPanels);
   const int64_t chunks = ceil_div(rows, clamp(task_work / steps, kMinRows, kMaxRows));
   c.chunk_rows = chunks ? ceil_div(rows, chunks) : 1;
-  c.run_panels = clamp(task_work / (c.chunk_rows * steps), 1, ceil_div(outputs, kPanelLines));
+  c.run_panels = clamp(task_work / (c.chunk_rows * steps), few_rows ? kFewRowsRun : 1, ceil_div(outputs, kPanelLines));
   c.run_panels = ceil_div(c.run_panels, c.block_panels) * c.block_panels;
   return c;
 }

@@ -73,7 +73,7 @@ class Gemm {
       work += g.rows * panels_ * steps_of(g);
       out_bytes += g.rows * p_.outputs * out_size;
     }
-    stream_ = aligned && !p_.accumulate && out_bytes >= kStreamBytes;
+    stream_ = aligned && !p_.accumulate && bypasses_cache(out_bytes);
     for (int64_t e = 0; e < p_.num_groups; ++e) {
       GemmGroup& g = p_.groups[e];
       g.config = pick_config(p_.l2_bytes, g.rows, p_.outputs, steps_of(g), work / (p_.num_threads * kTasksPerThread));
@@ -109,7 +109,7 @@ class Gemm {
     const int num_rows = static_cast<int>(smaller(kPanel, g.rows - row0));
     uint32_t* out = reinterpret_cast<uint32_t*>(packed_ + g.packed_bytes);
     if (a_in_panels()) {
-      Step::panel(p_.a, g.a, row0, num_rows, 0, g.contraction, out + block * steps_of(g) * kPanel);
+      Step::panel(p_.a, g.a, row0, num_rows, 0, g.contraction, out + block * steps_of(g) * kPanel, 0);
     } else {
       const int64_t stride = packed_row_words(g);
       Step::rows(p_.a, g.a, row0, num_rows, 0, g.contraction, out + row0 * stride, stride);
@@ -141,6 +141,14 @@ class Gemm {
     if (stride > g.contraction * larger(p_.b.k_stride, 1)) return {};
     const uint8_t* begin = g.b.values + first * kPanel * stride;
     return {begin, begin + lines * stride};
+  }
+
+  // From what a panel is packed from to what is wanted soon: the next 16 lines, or where few rows leave no time to
+  // fetch anything while they are multiplied, the next block.
+  int64_t distance(const GemmGroup& g, int64_t k0, int64_t k, bool last) const {
+    if (g.rows > HostGemmConfig::kFewRows) return 16 * p_.b.line_stride;
+    const auto bytes = [&](int64_t n) { return is_packed(p_.b.element) ? n / 2 : n * p_.b.k_stride; };
+    return last ? kPanel * p_.b.line_stride - bytes(k0) : bytes(k);
   }
 
   void multiply_chunk(int64_t task) const {
@@ -181,7 +189,8 @@ class Gemm {
       const int64_t k = smaller(steps * S::kPerStep, g.contraction - k0);
       const bool last = done + steps == steps_total;
       for (int64_t q = 0; q < num_panels; ++q)
-        S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel);
+        S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel,
+                 distance(g, k0, k, last));
       for (int t = 0; t < tiles; ++t) {  // of equal heights, within one
         const int row0 = count * t / tiles, num_rows = count * (t + 1) / tiles - row0;
         const TileRows tile =
@@ -217,7 +226,6 @@ class Gemm {
   }
 
   static constexpr int64_t kTasksPerThread = 32;
-  static constexpr int64_t kStreamBytes = 64 << 20;  // results that no cache keeps until they are read
 
   const GemmProblem& p_;
   const int64_t panels_;

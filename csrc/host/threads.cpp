@@ -1,9 +1,11 @@
 #include "host/threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -41,22 +43,40 @@ class FloatState {
 
 thread_local bool inside_task = false;
 
+// Waits a little for what is about to happen: sleeping and being woken takes longer than the pause between two verbs.
+template <typename F>
+bool spin_until(F&& happened, std::chrono::microseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (happened()) return true;
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return happened();
+}
+
 class Pool {
  public:
   void run(int num_threads, int64_t num_tasks, TaskFn fn, void* context) {
     std::lock_guard<std::mutex> one_job(job_mutex_);
     grow(num_threads - 1);
+    leave_cpu_of_caller();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       fn_ = fn, context_ = context, num_tasks_ = num_tasks;
       next_.store(0, std::memory_order_relaxed);
-      helpers_ = running_ = num_threads - 1;
+      helpers_ = num_threads - 1, running_ = num_threads - 1;
       ++generation_;
     }
     wake_.notify_all();
     drain(0);
+    const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
+    spin_until(done, kSpin);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return running_ == 0; });
+    done_.wait(lock, done);
   }
 
   int size() {
@@ -69,13 +89,30 @@ class Pool {
     std::lock_guard<std::mutex> lock(mutex_);
     while (static_cast<int>(workers_.size()) < wanted) {
       int id = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, id, seen = generation_] { work(id, seen); });
-      workers_.back().detach();
+      std::thread worker([this, id, seen = generation_.load()] { work(id, seen); });
+      workers_.push_back(worker.native_handle());
+      worker.detach();
+      caller_cpu_ = -1;
     }
+  }
+
+  // A scheduler may wake a thread on the CPU of the one that wakes it, where it waits until the caller's share is done.
+  void leave_cpu_of_caller() {
+#if defined(__linux__)
+    const int cpu = sched_getcpu();
+    if (cpu == caller_cpu_) return;
+    caller_cpu_ = cpu;
+    cpu_set_t others;
+    if (cpu < 0 || sched_getaffinity(0, sizeof(others), &others) != 0) return;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (pthread_t worker : workers_) pthread_setaffinity_np(worker, sizeof(others), &others);
+#endif
   }
 
   void work(int id, uint64_t seen) {
     for (;;) {
+      spin_until([&] { return generation_.load(std::memory_order_relaxed) != seen; }, kSpin);
       {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return generation_ != seen && id <= helpers_; });
@@ -97,13 +134,15 @@ class Pool {
 
   std::mutex job_mutex_, mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> workers_;
+  static constexpr std::chrono::microseconds kSpin{50};
+  std::vector<pthread_t> workers_;
   std::atomic<int64_t> next_{0};
   TaskFn fn_ = nullptr;
   void* context_ = nullptr;
   int64_t num_tasks_ = 0;
-  int helpers_ = 0, running_ = 0;
-  uint64_t generation_ = 0;
+  int helpers_ = 0, caller_cpu_ = -1;
+  std::atomic<int> running_{0};
+  std::atomic<uint64_t> generation_{0};
 };
 
 // Never destroyed: parked workers may outlive static destructors. After fork the child starts anew; the parent's is

@@ -20,8 +20,7 @@ def compose(verbs, x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interlea
     permutation, inverse = torch.empty(num_rows, **index), torch.empty(ids_TK.shape, **index)
     verbs.sort_by_expert(ids_TK, num_experts, counts, offs, permutation, inverse)
 
-    tokens = (permutation.clamp(min=0) // top_k).long()
-    rows = (*(None if t is None else t.view(_gatherable(t))[tokens] for t in x[:3]), x[3])
+    rows = _routed(verbs, x, permutation, top_k)
     h_NG = torch.empty(num_rows, width, dtype=dtype, device=ids_TK.device)
     verbs.grouped_mm(_activation(verbs, rows, offs, act_format, act_options), w13, offs, b13, h_NG)
     a_NF = h_NG.new_empty(num_rows, width // 2)
@@ -30,6 +29,16 @@ def compose(verbs, x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interlea
     y_ND = h_NG.new_empty(num_rows, out_TD.shape[1])
     verbs.grouped_mm(_activation(verbs, hidden, offs, act_format, act_options), w2, offs, b2, y_ND)
     verbs.unpermute(y_ND, inverse, weights_TK, out_TD)
+
+
+def _routed(verbs, x, permutation: Tensor, top_k: int):
+    """The tokens of `x` as rows in the order of their experts."""
+    if x[3] not in FORMATS:
+        rows = x[0].new_empty(permutation.shape[0], x[0].shape[1])
+        verbs.permute(x[0], permutation, top_k, rows)
+        return rows, None, None, x[3]
+    tokens = (permutation.clamp(min=0) // top_k).long()
+    return *(None if t is None else t.view(_gatherable(t))[tokens] for t in x[:3]), x[3]
 
 
 def _activation(verbs, rows, offs: Tensor, format: str, options: QuantizeOptions):

@@ -57,10 +57,11 @@ MXMOE_INLINE void pack_pair_block(const CodeBytes& table, const LineFormat& f, c
     if (s < (count + 1) / 2) _mm512_store_si512(out + s * kPanel, words[s]);
 }
 
-// BF16 panel from lines whose contraction is contiguous, 16 lines at a time while the next 16 are fetched.
+// BF16 panel from lines whose contraction is contiguous, 16 lines at a time; memory `ahead` bytes further is fetched.
 template <Element E>
 static void pack_pairs_from_rows(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0,
-                                 int64_t n, uint32_t* out) {
+                                 int64_t n, uint32_t* out, int64_t ahead) {
+  constexpr int kPerCacheLine = E == Element::kBF16 ? 32 : is_packed(E) ? 128 : 64;
   const CodeBytes table = code_bytes<E>();
   for (int first = 0; first < kPanel; first += 16, out += 16) {
     const int present = num_lines - first < 16 ? num_lines - first : 16;
@@ -73,8 +74,10 @@ static void pack_pairs_from_rows(const LineFormat& f, const Lines& lines, int64_
     uint32_t* to = out;
     for (int64_t k = 0; k < n; k += 32, to += 16 * kPanel) {
       if (present == 16 && n - k >= 32) {
-        const uint8_t* next = at<E>(block.values + 16 * f.line_stride, f.k_stride, k0 + k);
-        for (int i = 0; i < 16; ++i) __builtin_prefetch(next + i * f.line_stride);
+        if (k % kPerCacheLine == 0) {
+          const uint8_t* next = at<E>(block.values + ahead, f.k_stride, k0 + k);
+          for (int i = 0; i < 16; ++i) __builtin_prefetch(next + i * f.line_stride, 0, 2);
+        }
         pack_pair_block<E>(table, f, block, 16, k0 + k, 32, to);
       } else {
         pack_pair_block<E>(table, f, block, present, k0 + k, static_cast<int>(n - k < 32 ? n - k : 32), to);
@@ -198,14 +201,14 @@ static void pack_floats_from_columns(const LineFormat& f, const Lines& lines, in
   }
 }
 
-// What a step holds, and how operands are packed for it.
+// What a step holds, and how operands are packed for it. `ahead`: distance in bytes to memory that is read next.
 struct FloatStep {
   static constexpr int kPerStep = 1;
   static bool in_place(const LineFormat& f, int64_t) { return f.element == Element::kF32 && !f.line_major; }
   static bool is_wide(const LineFormat&, const Lines&, int64_t, int, int64_t) { return false; }
 
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
-                    uint32_t* out) {
+                    uint32_t* out, int64_t) {
     float* floats = reinterpret_cast<float*>(out);
     for_element(f.element, [&]<Element E>() {
       if (is_packed(E) || !f.line_major)
@@ -257,12 +260,12 @@ struct PairStep {
   }
 
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
-                    uint32_t* out) {
+                    uint32_t* out, int64_t ahead) {
     for_pair_element(f.element, [&]<Element E>() {
       if constexpr (!is_packed(E)) {
         if (f.line_major) return pack_pairs_from_columns<E>(f, lines, line0, num_lines, k0, n, out);
       }
-      pack_pairs_from_rows<E>(f, lines, line0, num_lines, k0, n, out);
+      pack_pairs_from_rows<E>(f, lines, line0, num_lines, k0, n, out, ahead);
     });
   }
 
