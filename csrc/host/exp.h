@@ -5,24 +5,36 @@
 
 namespace mxmoe::host::MXMOE_ISA {
 
-MXMOE_INLINE f32 exp(f32 x) {
+// Of N vectors side by side: a step waits for the one before it, so that one vector alone takes twice as long.
+template <int N>
+MXMOE_INLINE void exp(f32 (&x)[N]) {
   const float kRound =
       0x1.8p23f;  // adding it rounds to an integer, to nearest even, and leaves the integer in the low bits
-  f32 shifted = x * 1.44269504f + kRound;
-  f32 n = shifted - kRound;
-  f32 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  f32 p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  f32 y = ((p * r) * r + r) + 1.0f;
-  y = from_bits(bits(y) + (bits(shifted) << 23));  // times 2^n; the result is normal
-  if (__builtin_expect(!any_above(bits(x) & 0x7fffffffu, bits_of(87.0f)), 1)) return y;
-  y = x < -87.0f ? splat(0.0f) : y;
-  y = x > 88.7f ? splat(__builtin_inff()) : y;
-  return x == x ? y : x;
+  f32 shifted[N], r[N], y[N];
+  for (int i = 0; i < N; ++i) shifted[i] = x[i] * 1.44269504f + kRound;
+  for (int i = 0; i < N; ++i) r[i] = x[i] - (shifted[i] - kRound) * 0.693359375f;
+  for (int i = 0; i < N; ++i) r[i] = r[i] - (shifted[i] - kRound) * -2.12194440e-4f;
+  for (int i = 0; i < N; ++i) y[i] = r[i] * 1.9875691500e-4f + 1.3981999507e-3f;
+  for (float c : {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    for (int i = 0; i < N; ++i) y[i] = y[i] * r[i] + c;
+  for (int i = 0; i < N; ++i) y[i] = ((y[i] * r[i]) * r[i] + r[i]) + 1.0f;
+  for (int i = 0; i < N; ++i) y[i] = from_bits(bits(y[i]) + (bits(shifted[i]) << 23));  // times 2^n; normal
+  u32 most = bits(x[0]) & 0x7fffffffu;
+  for (int i = 1; i < N; ++i) most = max_u32(most, bits(x[i]) & 0x7fffffffu);
+  if (__builtin_expect(any_above(most, bits_of(87.0f)), 0)) {
+    for (int i = 0; i < N; ++i) {
+      y[i] = x[i] < -87.0f ? splat(0.0f) : y[i];
+      y[i] = x[i] > 88.7f ? splat(__builtin_inff()) : y[i];
+      y[i] = x[i] == x[i] ? y[i] : x[i];
+    }
+  }
+  for (int i = 0; i < N; ++i) x[i] = y[i];
+}
+
+MXMOE_INLINE f32 exp(f32 x) {
+  f32 one[1] = {x};
+  exp(one);
+  return one[0];
 }
 
 // Of a normal positive x = m * 2^e, m in [sqrt(1/2), sqrt(2)); NaN stays NaN.
@@ -46,8 +58,11 @@ MXMOE_INLINE f32 log(f32 x) {
   return x == x ? (f + y) + e * 0.693359375f : x;
 }
 
-MXMOE_INLINE f32 sigmoid(f32 x) {
-  return 1.0f / (1.0f + exp(-x));
+template <int N>
+MXMOE_INLINE void sigmoid(f32 (&x)[N]) {
+  for (int i = 0; i < N; ++i) x[i] = -x[i];
+  exp(x);
+  for (int i = 0; i < N; ++i) x[i] = 1.0f / (1.0f + x[i]);
 }
 
 MXMOE_INLINE float log(float x) {

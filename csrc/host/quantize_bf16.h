@@ -11,7 +11,7 @@ namespace mxmoe::host::MXMOE_ISA {
 typedef uint16_t u16x32 __attribute__((vector_size(64), may_alias));
 typedef int16_t i16x32 __attribute__((vector_size(64), may_alias));
 
-constexpr int kGroupBlocks = 16, kRowsAtOnce = 4;
+constexpr int kGroupBlocks = 16;
 constexpr int kMaxStripCols = 512;
 
 MXMOE_INLINE u16x32 load32(const uint16_t* x) {
@@ -96,6 +96,7 @@ struct Coder8 {
   // Subnormal elements: the 8-bit significand shifted down to the grid.
   MXMOE_INLINE u16x32 encode_tiny(u16x32 magnitude, u16x32 rebase) {
     i16x32 wanted = static_cast<int16_t>(kDrop + 1) - ((i16x32)(magnitude - rebase) >> 7);
+    wanted = wanted > 1 ? wanted : i16x32{} + 1;  // zeros, under any scale
     u16x32 shift = (u16x32)(wanted < 15 ? wanted : i16x32{} + 15);
     u16x32 significand = (magnitude & 0x7f) | 0x80;
     significand = magnitude < 0x80 ? u16x32{} : significand;
@@ -130,11 +131,18 @@ static __attribute__((noinline)) void encode_bf16_rare(const uint16_t* x, uint32
   }
 }
 
-// A mask of the lanes whose blocks are rare.
+// Lanes whose blocks are rare: another scale, but for blocks of zeros.
 template <typename E>
-MXMOE_INLINE __mmask16 rare_scales(u32 scale) {
-  return _mm512_cmplt_epu32_mask((__m512i)scale, _mm512_set1_epi32(kRareBelow<E>)) |
+MXMOE_INLINE __mmask16 rare_blocks(u32 amax, u32 scale) {
+  return (_mm512_cmplt_epu32_mask((__m512i)scale, _mm512_set1_epi32(kRareBelow<E>)) &
+          _mm512_test_epi32_mask((__m512i)amax, (__m512i)amax)) |
          _mm512_cmpeq_epi32_mask((__m512i)scale, _mm512_set1_epi32(255));
+}
+template <typename E>
+MXMOE_INLINE __mmask32 rare_blocks(u16x32 amax, u16x32 scale) {
+  return (_mm512_cmplt_epu16_mask((__m512i)scale, (__m512i)splat16(kRareBelow<E>)) &
+          _mm512_test_epi16_mask((__m512i)amax, (__m512i)amax)) |
+         _mm512_cmpeq_epi16_mask((__m512i)scale, (__m512i)splat16(255));
 }
 
 MXMOE_INLINE void put(uint8_t* to, __m512i v, bool stream) {
@@ -148,13 +156,17 @@ MXMOE_INLINE void put(uint8_t* to, __m512i v, bool stream) {
 // where hardware prefetches alone, rows run at 60 % of their rate.
 template <typename E>
 MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int64_t ahead, int count, bool floor, bool stream,
-                                      uint8_t* values, uint8_t* scales) {
+                                      uint8_t* values, uint8_t* scales, uint16_t* column_amaxes) {
   u16x32 magnitudes[kGroupBlocks];
   for (int k = 0; k < kGroupBlocks; ++k) {
     __builtin_prefetch(x + ahead + 32 * k);
     magnitudes[k] = k < count ? load32(x + 32 * k) & 0x7fff : u16x32{};
+    if (column_amaxes && k < count) {
+      u16x32 most = max16(load32(column_amaxes + 32 * k), magnitudes[k]);
+      memcpy(column_amaxes + 32 * k, &most, sizeof(most));
+    }
   }
-  const u32 scale = scales_of_bf16<E, u32>(block_maxima<32>(magnitudes), floor);
+  const u32 amax = block_maxima<32>(magnitudes), scale = scales_of_bf16<E, u32>(amax, floor);
   const u8q bytes = narrow8(scale);
   memcpy(scales, &bytes, count);
   alignas(64) uint32_t rebase[kGroupBlocks];
@@ -168,7 +180,8 @@ MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int64_t ahead, int coun
     __m512i v = Coder8<E>::pack(encoded(count - 1), u16x32{});
     memcpy(values + 32 * (count - 1), &v, 32);
   }
-  for (uint32_t rare = rare_scales<E>(scale) & ((1u << count) - 1); __builtin_expect(rare != 0, 0); rare &= rare - 1) {
+  for (uint32_t rare = rare_blocks<E>(amax, scale) & ((1u << count) - 1); __builtin_expect(rare != 0, 0);
+       rare &= rare - 1) {
     const int k = __builtin_ctz(rare);
     encode_bf16_rare<E>(x + 32 * k, bytes[k], values + 32 * k);
   }
@@ -176,61 +189,71 @@ MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int64_t ahead, int coun
 
 template <typename E>
 static void quantize_bf16_row(const uint16_t* x, int64_t ahead, int64_t num_blocks, bool floor, bool stream,
-                              uint8_t* values, uint8_t* scales) {
+                              uint8_t* values, uint8_t* scales, uint16_t* column_amaxes) {
+  auto group = [&](int64_t k, int count) __attribute__((always_inline)) {
+    quantize_bf16_group<E>(x + 32 * k, ahead, count, floor, stream, values + 32 * k, scales + k,
+                           column_amaxes ? column_amaxes + 32 * k : nullptr);
+  };
   int64_t k = 0;
-  for (; k + kGroupBlocks <= num_blocks; k += kGroupBlocks)
-    quantize_bf16_group<E>(x + 32 * k, ahead, kGroupBlocks, floor, stream, values + 32 * k, scales + k);
-  const int left = static_cast<int>(num_blocks - k);
-  if (left) quantize_bf16_group<E>(x + 32 * k, ahead, left, floor, stream, values + 32 * k, scales + k);
+  for (; k + kGroupBlocks <= num_blocks; k += kGroupBlocks) group(k, kGroupBlocks);
+  if (k < num_blocks) group(k, static_cast<int>(num_blocks - k));
 }
 
-// The blocks of `cols` (a multiple of 32) columns of a column copy: valid (<= 32) rows of x, rows_to_write of values,
-// the rest of them zero; scales[c].
-template <typename E>
-static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, int64_t ahead, int valid, int rows_to_write,
-                                  int cols, bool floor, bool stream, uint8_t* values, int64_t values_stride,
-                                  uint8_t* scales) {
-  alignas(64) uint16_t amaxes[kMaxStripCols] = {}, rebases[kMaxStripCols];
-  for (int i = 0; i < valid; i += kRowsAtOnce)  // along the rows, as they lie in memory
+// max |x| of `cols` columns, over `rows` rows as they lie in memory.
+static inline void amax_bf16_columns(const uint16_t* x, int64_t x_stride, int64_t ahead, int rows, int cols,
+                                     uint16_t* amaxes) {
+  constexpr int kRowsAtOnce = 4;
+  for (int i = 0; i < rows; i += kRowsAtOnce)
     for (int c = 0; c < cols; c += 32) {
       u16x32 amax = load32(amaxes + c);
-      for (int j = i; j < i + kRowsAtOnce && j < valid; ++j) {
+      for (int j = i; j < i + kRowsAtOnce && j < rows; ++j) {
         __builtin_prefetch(x + j * x_stride + ahead + c);
         amax = max16(amax, load32(x + j * x_stride + c) & 0x7fff);
       }
       memcpy(amaxes + c, &amax, sizeof(amax));
     }
-  uint64_t rare_lanes = 0;
+}
+
+// The blocks of `cols` (a multiple of 32) columns of a column copy: valid (<= 32) rows of x, rows_to_write of values,
+// the rest of them zero; scales[c].
+template <typename E>
+static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, const uint16_t* amaxes, int valid,
+                                  int rows_to_write, int cols, bool floor, bool stream, uint8_t* values,
+                                  int64_t values_stride, uint8_t* scales) {
+  alignas(64) uint16_t rebases[kMaxStripCols];
+  uint32_t rare[kMaxStripCols / 32];
   for (int c = 0; c < cols; c += 32) {
-    const u16x32 scale = scales_of_bf16<E, u16x32>(load32(amaxes + c), floor), rebase = Coder8<E>::rebase_of(scale);
+    const u16x32 amax = load32(amaxes + c), scale = scales_of_bf16<E, u16x32>(amax, floor);
+    const u16x32 rebase = Coder8<E>::rebase_of(scale);
     memcpy(rebases + c, &rebase, sizeof(rebase));
     const __m256i bytes = _mm512_cvtepi16_epi8((__m512i)scale);
     memcpy(scales + c, &bytes, sizeof(bytes));
-    rare_lanes |= _mm512_cmplt_epu16_mask((__m512i)scale, (__m512i)splat16(kRareBelow<E>)) |
-                  _mm512_cmpeq_epi16_mask((__m512i)scale, (__m512i)splat16(255));
+    rare[c / 32] = rare_blocks<E>(amax, scale);
   }
   for (int i = 0; i < rows_to_write; ++i) {
     uint8_t* to = values + i * values_stride;
-    if (i >= valid) {
-      memset(to, 0, cols);
-      continue;
-    }
     auto encoded = [&](int c) { return Coder8<E>::encode(load32(x + i * x_stride + c), load32(rebases + c), floor); };
     int c = 0;
+    if (i >= valid) {
+      for (; c + 64 <= cols; c += 64) put(to + c, _mm512_setzero_si512(), stream);
+      memset(to + c, 0, cols - c);
+      continue;
+    }
     for (; c + 64 <= cols; c += 64) put(to + c, Coder8<E>::pack(encoded(c), encoded(c + 32)), stream);
     if (c < cols) {
       __m512i v = Coder8<E>::pack(encoded(c), u16x32{});
       memcpy(to + c, &v, 32);
     }
   }
-  for (int c = 0; __builtin_expect(rare_lanes != 0, 0) && c < cols; ++c) {
-    if (scales[c] >= kRareBelow<E> && scales[c] != 255) continue;
-    uint16_t column[32] = {};
-    uint8_t codes[32];
-    for (int i = 0; i < valid; ++i) column[i] = x[i * x_stride + c];
-    encode_bf16_rare<E>(column, scales[c], codes);
-    for (int i = 0; i < valid; ++i) values[i * values_stride + c] = codes[i];
-  }
+  for (int first = 0; first < cols; first += 32)
+    for (uint32_t lanes = rare[first / 32]; __builtin_expect(lanes != 0, 0); lanes &= lanes - 1) {
+      const int c = first + __builtin_ctz(lanes);
+      uint16_t column[32] = {};
+      uint8_t codes[32];
+      for (int i = 0; i < valid; ++i) column[i] = x[i * x_stride + c];
+      encode_bf16_rare<E>(column, scales[c], codes);
+      for (int i = 0; i < valid; ++i) values[i * values_stride + c] = codes[i];
+    }
 }
 
 }  // namespace mxmoe::host::MXMOE_ISA

@@ -48,7 +48,24 @@ struct Strip {
   const char* data;
   int64_t row_stride, col_stride;  // in elements
   int64_t row, rows, valid_rows, col, cols;
+  int part;
 };
+
+// Scales of a tile of rows [part][block of 32 rows][column], until they lie side by side in the lines of a column copy.
+struct ColumnScales {
+  uint8_t bytes[2][4][kStripCols];
+};
+
+[[maybe_unused]] void scatter_scales(const uint8_t (*scales)[kStripCols], int blocks, int cols, uint8_t* to,
+                                     int64_t line_blocks) {
+  for (int c = 0; c < cols; ++c) {
+    uint8_t line[4] = {scales[0][c], scales[1][c], scales[2][c], scales[3][c]};
+    if (blocks == 4)
+      memcpy(to + c * line_blocks, line, 4);
+    else
+      memcpy(to + c * line_blocks, line, blocks);
+  }
+}
 
 template <Format kFormat>
 class Quantizer {
@@ -113,7 +130,7 @@ class Quantizer {
     alignas(64) char made[kStripBytes];
     for (int64_t c = begin; c < end || c == 0; c += width + !width)  // rows without columns have a scale as well
       for (int64_t r = 0; r < last; r += height) {
-        Strip s{nullptr, 0, 1, r, min64(last - r, height), 0, c, min64(end - c, width)};
+        Strip s{nullptr, 0, 1, r, min64(last - r, height), 0, c, min64(end - c, width), 0};
         s.valid_rows = rows.rows > r ? min64(rows.rows - r, height) : 0;
         if (!a.source) {
           s.data = a.x.ptr<char>() +
@@ -124,7 +141,8 @@ class Quantizer {
         }
         if (s.valid_rows) a.source.fill(a.source.context, rows.row + r, s.valid_rows, c, s.cols, made);
         s.row_stride = s.cols;
-        for (int64_t part = 0; part < a.source.parts; ++part) {
+        for (int part = 0; part < a.source.parts; ++part) {
+          s.part = part;
           s.data = made + part * s.valid_rows * s.cols * element_bytes;
           s.col = part * part_cols + c;
           fn(s);
@@ -179,13 +197,14 @@ class Quantizer {
     }
     const int64_t segment = a.scope == Scope::kTensor ? 0 : rows.group;
     Tile t;
+    ColumnScales staged;
     for_each_strip(rows, begin, end, [&](const Strip& strip) {
       if (row_scope) {
         for (int64_t r = 0; r < strip.rows; r += tile_rows)
           quantize_rows_in_row_scope(t, rows, rows_of(strip, r, tile_rows));
         return;
       }
-      for_each_tile(t, strip, quantize_bf16(rows, strip), [&](int64_t r, int64_t c) {
+      for_each_tile(t, strip, quantize_bf16(rows, strip, staged), [&](int64_t r, int64_t c) {
         if (a.row) row_copy(t, rows, r, c, [&](int) { return a.row.global_scale[segment]; });
         if (a.column) column_copy(t, rows, r, c, segment);
       });
@@ -200,7 +219,8 @@ class Quantizer {
   }
 
   // The columns of a strip that make whole blocks of 32, where 16-bit integers do; returns their number.
-  int64_t quantize_bf16([[maybe_unused]] const RowTile& rows, [[maybe_unused]] const Strip& s) const {
+  int64_t quantize_bf16([[maybe_unused]] const RowTile& rows, [[maybe_unused]] const Strip& s,
+                        [[maybe_unused]] ColumnScales& staged) const {
 #if defined(MXMOE_ISA_AVX512)
     if constexpr (Facts::Element::kBits == 8) {
       if (!in_bf16) return 0;
@@ -208,20 +228,25 @@ class Quantizer {
       const int cols = static_cast<int>(s.cols / 32 * 32);
       const auto* x = reinterpret_cast<const uint16_t*>(s.data);
       const int64_t row_ahead = a.source ? 0 : a.column ? kRowsAhead * s.row_stride : kAhead;
-      for (int64_t r = 0; a.row && r < s.valid_rows; ++r) {
+      const int valid = static_cast<int>(s.valid_rows);
+      alignas(64) uint16_t amaxes[kStripCols];
+      if (a.column) memset(amaxes, 0, sizeof(amaxes));
+      if (a.column && !a.row) amax_bf16_columns(x, s.row_stride, row_ahead, valid, cols, amaxes);
+      for (int64_t r = 0; a.row && r < valid; ++r) {
         const int64_t line = rows.batch * num_rows + rows.row + s.row + r;
         quantize_bf16_row<E>(x + r * s.row_stride, row_ahead, cols / 32, a.floor, stream,
                              a.row.values + line * num_cols + s.col,
-                             a.row.scales + line * ceil_div(num_cols, 32) + s.col / 32);
+                             a.row.scales + line * ceil_div(num_cols, 32) + s.col / 32, a.column ? amaxes : nullptr);
       }
       if (a.column) {
         const int64_t row = rows.padded_row + s.row, line_blocks = ceil_div(a.padded_rows, 32);
-        uint8_t scales[kStripCols];
-        quantize_bf16_columns<E>(
-            x, s.row_stride, a.row ? 0 : row_ahead, static_cast<int>(s.valid_rows), static_cast<int>(s.rows), cols,
-            a.floor, stream, a.column.values + (rows.batch * a.padded_rows + row) * num_cols + s.col, num_cols, scales);
-        uint8_t* to = a.column.scales + (rows.batch * num_cols + s.col) * line_blocks + row / 32;
-        for (int c = 0; c < cols; ++c) to[c * line_blocks] = scales[c];
+        quantize_bf16_columns<E>(x, s.row_stride, amaxes, valid, static_cast<int>(s.rows), cols, a.floor, stream,
+                                 a.column.values + (rows.batch * a.padded_rows + row) * num_cols + s.col, num_cols,
+                                 staged.bytes[s.part][s.row / 32]);
+        if (s.row + s.rows == rows.padded_rows) {
+          uint8_t* to = a.column.scales + (rows.batch * num_cols + s.col) * line_blocks + rows.padded_row / 32;
+          scatter_scales(staged.bytes[s.part], static_cast<int>(ceil_div(rows.padded_rows, 32)), cols, to, line_blocks);
+        }
       }
       return cols;
     }

@@ -85,7 +85,12 @@ float softmax_row(const float* logits, int64_t width, float* out) {
 }
 
 void sigmoid_row(const float* logits, int64_t width, float* out) {
-  for (int64_t e = 0; e < width; e += kLanes) store(out + e, sigmoid(load<f32>(logits + e)));
+  for (int64_t e = 0; e < width; e += LaneSum::kWidth) {
+    f32 x[LaneSum::kVectors];
+    for (int i = 0; i < LaneSum::kVectors; ++i) x[i] = load<f32>(logits + e + i * kLanes);
+    sigmoid(x);
+    for (int i = 0; i < LaneSum::kVectors; ++i) store(out + e + i * kLanes, x[i]);
+  }
 }
 
 // Signed integers in the order of the floats, both zeros alike.

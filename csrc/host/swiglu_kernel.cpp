@@ -20,26 +20,43 @@ MXMOE_INLINE f32 at_least(f32 x, float limit) {
   return x < limit ? splat(limit) : x;
 }
 
+constexpr int kTogether = 4;  // vectors
+
+// Of N vectors of (gate, up) pairs.
+template <int N>
 struct Terms {
-  f32 g, s, gate, up;  // clamped g, sigmoid(alpha * g), g * s, clamped u + offset
+  f32 g[N], s[N], gate[N], up[N];  // clamped g, sigmoid(alpha * g), g * s, clamped u + offset
 };
 
-MXMOE_INLINE Terms terms(f32 g, f32 u, const Activation& a) {
-  if (a.has_limit) g = at_most(g, a.limit), u = at_least(at_most(u, a.limit), -a.limit);
-  f32 s = sigmoid(a.alpha == 1.0f ? g : g * a.alpha);
-  return {g, s, g * s, a.offset == 0.0f ? u : u + a.offset};
+template <int N>
+MXMOE_INLINE Terms<N> terms(const f32 (&g)[N], const f32 (&u)[N], const Activation& a) {
+  Terms<N> t;
+  for (int i = 0; i < N; ++i) {
+    t.g[i] = a.has_limit ? at_most(g[i], a.limit) : g[i];
+    t.up[i] = a.has_limit ? at_least(at_most(u[i], a.limit), -a.limit) : u[i];
+    t.s[i] = a.alpha == 1.0f ? t.g[i] : t.g[i] * a.alpha;
+  }
+  sigmoid(t.s);
+  for (int i = 0; i < N; ++i) {
+    t.gate[i] = t.g[i] * t.s[i];
+    if (a.offset != 0.0f) t.up[i] = t.up[i] + a.offset;
+  }
+  return t;
 }
 
 // dg and du for the gradient of the product; 0 where a clamp cut.
-MXMOE_INLINE void gradients(f32 da, f32& g, f32& u, const Activation& a) {
-  Terms t = terms(g, u, a);
-  f32 scaled = a.alpha == 1.0f ? t.g : t.g * a.alpha;
-  f32 dg = (da * t.up) * (t.s * (1.0f + scaled * (1.0f - t.s))), du = da * t.gate;
-  if (a.has_limit) {
-    dg = g > a.limit ? f32{} : dg;
-    du = u > a.limit ? f32{} : u < -a.limit ? f32{} : du;
+template <int N>
+MXMOE_INLINE void gradients(const f32 (&da)[N], f32 (&g)[N], f32 (&u)[N], const Activation& a) {
+  const Terms<N> t = terms(g, u, a);
+  for (int i = 0; i < N; ++i) {
+    f32 scaled = a.alpha == 1.0f ? t.g[i] : t.g[i] * a.alpha;
+    f32 dg = (da[i] * t.up[i]) * (t.s[i] * (1.0f + scaled * (1.0f - t.s[i]))), du = da[i] * t.gate[i];
+    if (a.has_limit) {
+      dg = g[i] > a.limit ? f32{} : dg;
+      du = u[i] > a.limit ? f32{} : u[i] < -a.limit ? f32{} : du;
+    }
+    g[i] = dg, u[i] = du;
   }
-  g = dg, u = du;
 }
 
 // Gate and up of a row: apart, or taking turns in one array.
@@ -80,33 +97,36 @@ struct Halves {
   }
 };
 
-// step(j, n) for pairs j .. j + n; n is a constant but in the last step.
+// step.operator()<N>(j, n) for pairs j .. j + N * kLanes; n <= kLanes of each vector, a constant but in the last step.
 template <typename F>
 MXMOE_INLINE void for_pairs(int64_t pairs, F&& step) {
   int64_t j = 0;
-  for (; j + kLanes <= pairs; j += kLanes) step(j, kLanes);
-  if (j < pairs) step(j, static_cast<int>(pairs - j));
+  for (; j + kTogether * kLanes <= pairs; j += kTogether * kLanes) step.template operator()<kTogether>(j, kLanes);
+  for (; j < pairs; j += kLanes) step.template operator()<1>(j, static_cast<int>(min_of(kLanes, pairs - j)));
 }
 
 template <DType D, bool kInterleaved>
 void swiglu_row(Halves<D, kInterleaved> h, int64_t pairs, const Activation activation, stored<D>* out) {
-  for_pairs(pairs, [&](int64_t j, int n) __attribute__((always_inline)) {
-    f32 g, u;
-    h.load(j, n, g, u);
-    Terms t = terms(g, u, activation);
-    store_some<D>(out + j, t.gate * t.up, n);
+  for_pairs(pairs, [&]<int N>(int64_t j, int n) __attribute__((always_inline)) {
+    f32 g[N], u[N];
+    for (int i = 0; i < N; ++i) h.load(j + i * kLanes, n, g[i], u[i]);
+    const Terms<N> t = terms(g, u, activation);
+    for (int i = 0; i < N; ++i) store_some<D>(out + j + i * kLanes, t.gate[i] * t.up[i], n);
   });
 }
 
 template <DType D, bool kInterleaved>
 void backward_row(const stored<D>* da, int64_t da_ahead, Halves<D, kInterleaved> h, int64_t pairs,
                   const Activation activation, Halves<D, kInterleaved> dh) {
-  for_pairs(pairs, [&](int64_t j, int n) __attribute__((always_inline)) {
-    __builtin_prefetch(da + j + da_ahead);
-    f32 g, u;
-    h.load(j, n, g, u);
-    gradients(load_some<D>(da + j, n), g, u, activation);
-    dh.store(j, n, g, u);
+  for_pairs(pairs, [&]<int N>(int64_t j, int n) __attribute__((always_inline)) {
+    f32 g[N], u[N], d[N];
+    for (int i = 0; i < N; ++i) {
+      __builtin_prefetch(da + j + i * kLanes + da_ahead);
+      d[i] = load_some<D>(da + j + i * kLanes, n);
+      h.load(j + i * kLanes, n, g[i], u[i]);
+    }
+    gradients(d, g, u, activation);
+    for (int i = 0; i < N; ++i) dh.store(j + i * kLanes, n, g[i], u[i]);
   });
 }
 
