@@ -7,9 +7,10 @@ Shapes: T tokens (any leading shape), D model width, F expert width, G = 2F (gat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mxmoe import backends, ops
@@ -21,6 +22,7 @@ from mxmoe.linear import linear
 from mxmoe.ops.registration import OPS, refuse_forward_mode
 from mxmoe.ops.route import IDS, check_ids
 from mxmoe.ops.rows import GATE_UP, flat_rows
+from mxmoe.parallel import check_group, combine, dispatch
 from mxmoe.recipes import Recipe, SwiGLU, get_recipe
 from mxmoe.routing import Routing
 
@@ -92,6 +94,8 @@ def moe_experts(
     recipe: str | Recipe = "mxfp8",
     prepared: PreparedExperts | None = None,
     recompute: bool = False,
+    group: dist.ProcessGroup | None = None,
+    payload: str = "exact",
     backend: str = "auto",
 ) -> Tensor:
     """y[t] = sum over k of weights[t, k] * (w2[e] . act(w13[e] . x[t] + b13[e]) + b2[e]), e = ids[t, k].
@@ -100,11 +104,13 @@ def moe_experts(
     FP32; w13 (E, G, D) with gate and up rows "concatenated" or "interleaved"; w2 (E, D, F); b13 (E, G), b2 (E, D). -> (..., D) in
     x's dtype (under autocast: its dtype). Differentiable in x, weights, w13, w2, b13, b2; a w13 or w2 given as a row-copy MXTensor
     is frozen. activation: "swiglu" or a `SwiGLU`. recompute: save only the arguments, run the forward again in the backward.
+    group: expert parallelism over its R ranks, a collective in both directions: each rank gives its own tokens and E of the R * E
+    experts that ids count, rank by rank; payload: "exact" or "mxfp8", see `mxmoe.parallel`. Not traced by torch.compile.
     Raises TypeError / ValueError (argument, expected, got), NotImplementedError where the backend lacks the recipe's format.
     """
     check_tensor("x", x, tuple(range(1, 16)))
     shape = x.shape
-    num_experts, _ = _check_experts(w13, w2, b13, b2)
+    num_experts = _check_experts(w13, w2, b13, b2) * _num_ranks(group)
     width = w13.shape[2]
     if shape[-1] != width:
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(shape)}")
@@ -115,7 +121,7 @@ def moe_experts(
     ids = check_ids("ids", flat_rows(ids))
     sorted_rows = ops.sort_by_expert(ids, num_experts, backend=backend)
     routing = Routing(ids, flat_rows(weights).float(), *sorted_rows)
-    options = _Options(activation, gate_up, recipe, prepared, recompute, backend)
+    options = _Options(activation, gate_up, recipe, prepared, recompute, group, payload, backend)
     return _experts(flat_rows(x), routing, w13, w2, b13, b2, options).reshape(shape)
 
 
@@ -126,11 +132,33 @@ class _Options:
     recipe: str | Recipe
     prepared: PreparedExperts | None
     recompute: bool
+    group: dist.ProcessGroup | None
+    payload: str
     backend: str
 
 
 def _experts(x, routing: Routing, w13, w2, b13, b2, options: _Options) -> Tensor:
-    """Checked arguments -> the op."""
+    """Checked arguments -> y, in x's dtype or autocast's."""
+    device = x.device.type
+    out_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    run = _own_experts if options.group is None else _group_experts
+    return run(x, routing, w13, w2, b13, b2, options, out_dtype)
+
+
+@torch.compiler.disable
+def _group_experts(x, routing: Routing, w13, w2, b13, b2, options: _Options, out_dtype: torch.dtype) -> Tensor:
+    """Rows go to the ranks of their experts and come back; between, they are tokens with one expert each."""
+    trained = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (w13, w2, b13, b2))
+    rows, exchange = dispatch(
+        x, routing, options.group, recipe=options.recipe, payload=options.payload, also=f"experts need a gradient {trained}",
+        backend=options.backend,
+    )  # fmt: skip
+    y_rows = _own_experts(rows, exchange.local, w13, w2, b13, b2, options, rows.dtype)
+    return combine(y_rows, exchange, routing.weights, out_dtype=out_dtype)
+
+
+def _own_experts(x, routing: Routing, w13, w2, b13, b2, options: _Options, out_dtype: torch.dtype) -> Tensor:
+    """Arguments -> the op."""
     check_choice("gate_up", options.gate_up, GATE_UP)
     recipe, activation = get_recipe(options.recipe), options.activation
     if not isinstance(activation, SwiGLU):
@@ -141,11 +169,9 @@ def _experts(x, routing: Routing, w13, w2, b13, b2, options: _Options) -> Tensor
     arguments = (x, routing.weights, w13, w2, b13, b2)
     refuse_forward_mode(*arguments)
     needs = Needs(*(torch.is_grad_enabled() and t is not None and t.requires_grad for t in arguments))
-    device = x.device.type
-    out_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     plan = Plan(
         recipe, activation, options.gate_up, out_dtype, options.recompute, needs, formats,
-        backends.resolve(options.backend, device),
+        backends.resolve(options.backend, x.device.type),
     )  # fmt: skip
     r = routing
     return OPS.experts(
@@ -172,8 +198,8 @@ def _format(t: Tensor) -> str:
     return next(name for name, dtype in DTYPES.items() if dtype == t.dtype)
 
 
-def _check_experts(w13: Weight, w2: Weight, b13: Tensor | None, b2: Tensor | None) -> tuple[int, int]:
-    """(E, F), after checking the weights against each other."""
+def _check_experts(w13: Weight, w2: Weight, b13: Tensor | None, b2: Tensor | None) -> int:
+    """E, after checking the weights against each other."""
     for name, w in (("w13", w13), ("w2", w2)):
         if isinstance(w, MXTensor):
             if len(w.shape) != 3 or w.axis != "row" or w.scale_layout != "plain":
@@ -189,7 +215,14 @@ def _check_experts(w13: Weight, w2: Weight, b13: Tensor | None, b2: Tensor | Non
         if b is not None:
             check_tensor(name, b, 2)
             check_shape(name, b, (experts, columns))
-    return experts, hidden // 2
+    return experts
+
+
+def _num_ranks(group: dist.ProcessGroup | None) -> int:
+    if group is None:
+        return 1
+    check_group(group)
+    return group.size()
 
 
 def moe_layer(
@@ -216,6 +249,8 @@ def moe_layer(
     prepared: PreparedExperts | None = None,
     recompute: bool = False,
     capacity_factor: None = None,
+    group: dist.ProcessGroup | None = None,
+    payload: str = "exact",
     backend: str = "auto",
 ) -> tuple[Tensor, Routing]:
     """A routed Mixture-of-Experts layer: (y (..., D), Routing).
@@ -224,6 +259,7 @@ def moe_layer(
     score ("softmax" | "sigmoid"), bias, num_groups, groups_kept, normalize, scale, replay (..., K), replay_threshold: as
     `mxmoe.ops.route`; others as `moe_experts`. shared: (w13 (2F', D), w2 (D, F')) of an expert that every token passes.
     The Routing's fields are flat over the leading shape; its loss terms are differentiable. Dropless: a capacity factor is refused.
+    group: w13, w2, b13, b2 are this rank's experts, of all that router counts; x and the Routing are of this rank's tokens.
 
         >>> import torch; from mxmoe import moe_layer
         >>> x, router = torch.randn(5, 64), torch.randn(8, 64)
@@ -233,7 +269,7 @@ def moe_layer(
         (torch.Size([5, 64]), 10)
     """
     check_tensor("x", x, tuple(range(1, 16)))
-    num_experts, _ = _check_experts(w13, w2, b13, b2)
+    num_experts = _check_experts(w13, w2, b13, b2) * _num_ranks(group)
     width = w13.shape[2]
     if x.shape[-1] != width:
         raise ValueError(f"x must have w13's {width} columns, got shape {tuple(x.shape)}")
@@ -248,7 +284,7 @@ def moe_layer(
         logits, top_k, score=score, bias=bias, num_groups=num_groups, groups_kept=groups_kept, normalize=normalize, scale=scale,
         replay=replay, replay_threshold=replay_threshold, capacity_factor=capacity_factor, backend=backend,
     )  # fmt: skip
-    options = _Options(activation, gate_up, recipe, prepared, recompute, backend)
+    options = _Options(activation, gate_up, recipe, prepared, recompute, group, payload, backend)
     y = _experts(flat, routing, w13, w2, b13, b2, options)
     if shared is not None:
         y = y + _shared_expert(flat, *shared, options)
@@ -266,5 +302,5 @@ def _shared_expert(x: Tensor, w13: Tensor, w2: Tensor, options: _Options) -> Ten
     rows = torch.arange(tokens, dtype=torch.int32, device=x.device)
     ids = torch.zeros(tokens, 1, dtype=torch.int32, device=x.device)
     routing = Routing(ids, torch.ones(tokens, 1, device=x.device), count, count, rows, rows.unsqueeze(1))
-    options = _Options(options.activation, "concatenated", options.recipe, None, options.recompute, options.backend)
+    options = replace(options, gate_up="concatenated", prepared=None, group=None)
     return _experts(x, routing, w13.unsqueeze(0), w2.unsqueeze(0), None, None, options)
