@@ -219,6 +219,6 @@ def _named_errors(name: str, group: dist.ProcessGroup) -> Iterator[None]:
         kind = TimeoutError if "timed out" in str(error).lower() else ConnectionError
         of_group = f"group {group.group_name!r}, ranks {dist.get_process_group_ranks(group)}"
         raise kind(
-            f"{name}: rank {dist.get_rank()} waited in vain for others of {of_group}; all must make the same calls, with zero tokens "
-            f"too ({str(error).splitlines()[0]})"
+            f"{name}: rank {dist.get_rank()} waited in vain for others of {of_group}; all must make the same calls, with zero "
+            f"tokens too ({str(error).splitlines()[0]})"
         ) from error
