@@ -222,10 +222,11 @@ def test_groups_that_are_none(ranks):
 @pytest.mark.parametrize("absent", ["forward", "backward"])
 def test_a_rank_that_does_not_come(ranks, absent):
     *errors, _ = ranks(4, seconds_to_error, Case((3, 2, 0, 4)), absent, SECOND)
+    assert any(isinstance(error, TimeoutError) for error, _ in errors)  # whoever gives up first hangs up on the others
     for error, seconds in errors:
-        assert isinstance(error, TimeoutError)
+        assert isinstance(error, TimeoutError | ConnectionError)
         assert "[0, 1, 2, 3]" in str(error)
-        assert seconds < 2 * SECOND
+        assert seconds < 5 * SECOND
     ranks(4, ranked, Case((1, 1, 1, 1)))
 
 
