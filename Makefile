@@ -48,6 +48,7 @@ test-deep: $(DEV) build
 
 bench: $(DEV) build
 	$(PYTHON) -m pytest benchmarks --benchmark-only
+	$(PYTHON) -m benchmarks.scoreboard
 
 bars: $(DEV) build
 	$(PYTHON) -m benchmarks.bars $(AREA)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases import MoECase
+from benchmarks.cases import MoECase, Shape
 
 GATHERED_LIMIT = 2**31  # bytes; `batched_mm` copies the weights of every routed row
 
@@ -29,6 +29,42 @@ def qwen3_blocks(case: MoECase, names: tuple[str, ...] = ()) -> dict[str, nn.Mod
         block.load_state_dict(state, assign=True)
         blocks[name] = block.requires_grad_()
     return blocks
+
+
+@torch.no_grad()
+def fill(weight: Tensor):
+    """Normal numbers over the square root of the contraction's length, repeated: quick, and as good as fresh ones to a kernel."""
+    noise = torch.randn(2**22, generator=torch.Generator().manual_seed(0)).to(weight.dtype) * weight.shape[-1] ** -0.5
+    flat = weight.view(-1)
+    for start in range(0, flat.shape[0], noise.shape[0]):
+        part = flat[start : start + noise.shape[0]]
+        part.copy_(noise[: part.shape[0]])
+
+
+def experts_modules(shape: Shape, names: tuple[str, ...]) -> dict[str, nn.Module]:
+    """transformers' experts in BF16 (gpt-oss's where `shape.gpt_oss`), one per implementation; all share their weights."""
+    from transformers import GptOssConfig, Qwen3MoeConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    modules, state = {}, None
+    for name in names:
+        options = dict(hidden_size=shape.dim, num_experts_per_tok=shape.top_k, experts_implementation=name)
+        with torch.device("meta"):
+            if shape.gpt_oss:
+                config = GptOssConfig(num_local_experts=shape.num_experts, intermediate_size=shape.expert_dim, **options)
+                module = GptOssExperts(config)
+            else:
+                config = Qwen3MoeConfig(num_experts=shape.num_experts, moe_intermediate_size=shape.expert_dim, **options)
+                module = Qwen3MoeExperts(config)
+        assert module.config._experts_implementation == name
+        if state is None:
+            state = {key: torch.empty(p.shape, dtype=torch.bfloat16) for key, p in module.state_dict().items()}
+            for weight in state.values():
+                fill(weight)
+        module.load_state_dict(state, assign=True)
+        modules[name] = module
+    return modules
 
 
 def forward_backward(block: nn.Module, x: Tensor, dy: Tensor):

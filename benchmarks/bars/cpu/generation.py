@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from benchmarks import timing
+from benchmarks import peers, timing
 from benchmarks.bars.harness import Bar, Run
 
 OURS = "mxmoe_nvfp4"
@@ -30,12 +30,8 @@ def model_of(run: Run) -> nn.Module:
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config)
     model = model.to_empty(device="cpu").bfloat16().requires_grad_(False).eval()
-    noise = torch.randn(2**24).bfloat16()
     for p in model.parameters():
-        if p.ndim == 1:
-            p.fill_(1)
-        else:
-            p.copy_(noise.repeat(-(-p.numel() // noise.numel()))[: p.numel()].view_as(p) * p.shape[-1] ** -0.5)
+        p.fill_(1) if p.ndim == 1 else peers.fill(p)
     rotary = model.model.rotary_emb  # its buffers were on "meta" too
     model.model.rotary_emb = type(rotary)(config)
     return model
