@@ -125,6 +125,14 @@ def test_every_bf16_value_as_the_block_maximum(format, mode):
     check(x.view(4096, -1), format, "row", scale_mode=mode)
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_ties_of_four_bit_rows_under_any_scale(format):
+    g = torch.Generator().manual_seed(12)
+    x = torch.randint(-16, 17, (300, 544), generator=g) * torch.exp2(torch.randint(-6, 3, (300, 544), generator=g).float())
+    x = x * torch.exp2(torch.randint(-130, 120, (300, 1), generator=g).float())
+    check(x.bfloat16(), format, "row")
+
+
 def test_large_outputs_are_streamed_to_the_same_bytes(host):
     x = torch.randn(4096, 4128, generator=torch.Generator().manual_seed(7)).bfloat16()
     whole = host.quantize(x, "mxfp8")

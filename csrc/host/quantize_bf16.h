@@ -127,7 +127,8 @@ static __attribute__((noinline)) void encode_bf16_rare(const uint16_t* x, uint32
   const f32 factor = splat(f32_of(e8m0_inverse_bits(scale)));
   for (int i = 0; i < 32; i += kLanes) {
     u32 b = bits(f32_from_bf16(load<u16h>(x + i)) * factor);
-    store(codes + i, narrow8(encode_nearest<E, f32, u32>(b & 0x7fffffffu) | (b >> 24 & 0x80u)));
+    store(codes + i,
+          narrow8(encode_nearest<E, f32, u32>(b & 0x7fffffffu) | (b >> (32 - E::kBits) & 1u << (E::kBits - 1))));
   }
 }
 

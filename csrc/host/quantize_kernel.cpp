@@ -4,6 +4,7 @@
 #include "host/emit.h"
 #include "host/quantize.h"
 #include "host/quantize_bf16.h"
+#include "host/quantize_bf16_fp4.h"
 #include "host/threads.h"
 #include "host/tile.h"
 #include "layout.h"
@@ -15,6 +16,7 @@ constexpr int64_t kSpan = 2048;                   // columns of a task on row co
 constexpr int64_t kManyTiles = 64;                // enough tasks without cutting rows: 2.5 times faster on rows of 7168
 constexpr int64_t kStripCols = 512;               // columns of a task on column copies: 32 rows of BF16 stay in L1
 constexpr int64_t kAhead = 2048, kRowsAhead = 8;  // elements along a row, rows down a strip: prefetch distances
+constexpr float kSmallestGlobal = 0x1p-60f;       // under a smaller one bounds of codes could be subnormal
 constexpr int64_t kStripBytes = 2 * kTileRows * kStripCols * 4;  // two parts in FP32
 
 int64_t min64(int64_t a, int64_t b) {
@@ -79,8 +81,8 @@ class Quantizer {
         long_rows(!a.column && !a.block_2d && a.x.strides[2] == 1),
         row_scope(Facts::kGlobalScale && a.scope == Scope::kRow),
         in_bf16(a.x.dtype == DType::kBF16 && a.x.strides[2] == 1 && !a.stochastic && !a.hadamard && !a.block_2d),
-        stream(bypasses_cache(a.x.sizes[0] * num_rows * num_cols) && part_cols % 64 == 0 && aligned(a.row.values) &&
-               aligned(a.column.values)) {
+        stream(bypasses_cache(a.x.sizes[0] * num_rows * num_cols * Facts::Element::kBits / 8) &&
+               part_cols * Facts::Element::kBits / 8 % 64 == 0 && aligned(a.row.values) && aligned(a.column.values)) {
     const int64_t padded = num_cols > 0 ? round_up(num_cols, 32) : 32;
     tile_cols = static_cast<int>(long_rows ? min64(padded, kLongElements) : kTileCols);
     tile_rows = static_cast<int>(long_rows ? min64(kLongElements / tile_cols, kTileRows) : kTileRows);
@@ -222,6 +224,26 @@ class Quantizer {
   int64_t quantize_bf16([[maybe_unused]] const RowTile& rows, [[maybe_unused]] const Strip& s,
                         [[maybe_unused]] ColumnScales& staged) const {
 #if defined(MXMOE_ISA_AVX512)
+    if constexpr (Facts::Element::kBits == 4) {
+      if (!in_bf16 || a.column || a.four_six) return 0;
+      const int64_t blocks = s.cols / 32;
+      for (int64_t r = 0; r < s.valid_rows; ++r) {
+        const int64_t line = rows.batch * num_rows + rows.row + s.row + r;
+        const auto* x = reinterpret_cast<const uint16_t*>(s.data) + r * s.row_stride;
+        uint8_t* values = a.row.values + line * ceil_div(num_cols, 2) + s.col / 2;
+        uint8_t* scales = a.row.scales + line * ceil_div(num_cols, Facts::kBlock) + s.col / Facts::kBlock;
+        if constexpr (!Facts::kGlobalScale) {
+          quantize_mxfp4_row(x, a.source ? 0 : kAhead, blocks, a.floor, stream, values, scales);
+        } else {
+          const float global = a.row.global_scale[a.scope == Scope::kRow     ? line
+                                                  : a.scope == Scope::kGroup ? rows.group
+                                                                             : 0];
+          if (!(global >= kSmallestGlobal)) return 0;  // nor NaN
+          quantize_nvfp4_row(x, s.row_stride, blocks * 32, global, stream, values, scales);
+        }
+      }
+      return blocks * 32;
+    }
     if constexpr (Facts::Element::kBits == 8) {
       if (!in_bf16) return 0;
       using E = typename Facts::Element;
@@ -256,6 +278,7 @@ class Quantizer {
 
   // The rows are read twice, the second time from cache.
   void quantize_rows_in_row_scope(Tile& t, const RowTile& rows, const Strip& s) const {
+    if (quantize_bf16_in_row_scope(rows, s)) return;
     uint32_t amax[kTileRows] = {};
     for_each_tile(t, s, 0, [&](int64_t, int64_t) {
       const float* x = contracted<false>(t);
@@ -266,6 +289,24 @@ class Quantizer {
     for_each_tile(t, s, 0, [&](int64_t r, int64_t c) {
       row_copy(t, rows, r, c, [&](int i) { return i < t.valid_rows ? global[i] : 1.0f; });
     });
+  }
+
+  // Whether 16-bit integers did it.
+  bool quantize_bf16_in_row_scope([[maybe_unused]] const RowTile& rows, [[maybe_unused]] const Strip& s) const {
+#if defined(MXMOE_ISA_AVX512)
+    if (!in_bf16 || a.four_six || num_cols % 32) return false;
+    bool done = true;
+    ColumnScales none;
+    for (int64_t r = 0; r < s.rows; ++r) {
+      const Strip row = rows_of(s, r, 1);
+      const uint32_t amax = amax_bf16_row(reinterpret_cast<const uint16_t*>(row.data), num_cols);
+      a.row.global_scale[rows.batch * num_rows + rows.row + row.row] = global_scale_of(amax << 16, false);
+      done &= quantize_bf16(rows, row, none) == num_cols;
+    }
+    return done;
+#else
+    return false;
+#endif
   }
 
   template <typename GlobalOf>
