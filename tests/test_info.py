@@ -47,6 +47,13 @@ def test_as_a_program():
     assert "`grouped_mm`" in run.stdout
 
 
+def test_info_into_a_pipe_that_closes_early():
+    process = subprocess.Popen([sys.executable, "-m", "mxmoe", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
 def test_readme_has_the_table():
     table = re.search(r"<!-- table -->\n(.*?)\n<!-- end -->", README.read_text(), re.S)
     assert table, "README.md must have the markers <!-- table --> and <!-- end -->"
