@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -105,29 +106,18 @@ def _scope(axis: str) -> str:
     return "row" if axis == "row" else "group"
 
 
-def make_operands(t: Tensor, row: str | None, column: str | None, offs: Tensor, backend: str):
-    """(row operand, column operand or None) of routed rows; one pass where both have one format."""
-    if row == column and row in FORMATS and not FORMATS[row].has_global_scale:
-        return ops.quantize(t, row, "both", offs=offs, backend=backend)
-    made = [
-        None if format is None else make_operand(t, format, axis, offs, backend)
-        for format, axis in ((row, "row"), (column, "column"))
-    ]
-    return made[0], made[1]
-
-
-def routed_operand(x: Tensor, format: str, axis: str, routing: Routing, plan: Plan) -> Operand:
-    """One operand of x's rows in expert order."""
-    source = x if format in FORMATS else x.to(plan.recipe.compute_dtype)
-    return make_operand(ops.permute(source, routing, backend=plan.backend), format, axis, routing.offs, plan.backend)
-
-
-def activated_operand(h: Tensor, format: str, axis: str, offs: Tensor, plan: Plan) -> Operand:
-    """One operand of a = swiglu(h)."""
-    options = {"gate_up": plan.gate_up, "offs": offs, "backend": plan.backend}
-    if format in FORMATS:
-        options |= {"format": format, "axis": axis, "scope": _scope(axis)}
-    return ops.swiglu(h, plan.activation, **options)
+def make_operands(make: Callable, row: str | None, column: str | None):
+    """(row operand, column operand) of the rows that make() computes and make(format=, axis=, ...) quantizes on the way; None
+    where no format is given; one pass where both are the same."""
+    if row == column and row in DTYPES:
+        return (make().to(DTYPES[row]),) * 2
+    if row == column and row is not None and not FORMATS[row].has_global_scale:
+        return make(format=row, axis="both")
+    copies = ({"axis": "row"}, {"axis": "column", "scope": "group"})
+    return tuple(
+        None if f is None else make().to(DTYPES[f]) if f in DTYPES else make(format=f, **copy)
+        for f, copy in zip((row, column), copies, strict=True)
+    )
 
 
 def dgrad_operand(w: Operand, recipe: Recipe, backend: str) -> Operand:
@@ -140,49 +130,70 @@ def dgrad_operand(w: Operand, recipe: Recipe, backend: str) -> Operand:
 
 def experts_forward(x, weights, routing: Routing, w13: WeightOperand, w2: WeightOperand, b13, b2, plan: Plan):
     """(y (T, D), `plan.saved` by name)."""
-    recipe, offs, backend = plan.recipe, routing.offs, plan.backend
-    rows = routed_operand(x, recipe.forward, "row", routing, plan)
-    h = ops.grouped_mm(rows, w13.make(), offs, bias=b13, out_dtype=recipe.compute_dtype, backend=backend)
-    a = activated_operand(h, recipe.forward, "row", offs, plan)
-    y_rows = ops.grouped_mm(a, w2.make(), offs, bias=b2, out_dtype=recipe.compute_dtype, backend=backend)
-    y = ops.unpermute(y_rows, routing, weights, out_dtype=plan.out_dtype, backend=backend)
+    recipe, offs = plan.recipe, routing.offs
+    product = partial(ops.grouped_mm, offs=offs, out_dtype=recipe.compute_dtype, backend=plan.backend)
+    rows, _ = make_operands(partial(permuted, x, routing, plan), recipe.forward, None)
+    h = product(rows, w13.make(), bias=b13)
+    a, _ = make_operands(partial(activated, h, offs, plan), recipe.forward, None)
+    y_rows = product(a, w2.make(), bias=b2)
+    y = ops.unpermute(y_rows, routing, weights, out_dtype=plan.out_dtype, backend=plan.backend)
     made = {"rows": rows, "h": h, "a": a, "y_rows": y_rows}
     return y, {name: made[name] for name in plan.saved}
 
 
-def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOperand, w2_t: WeightOperand, dtypes, plan):
+def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOperand, w2_t: WeightOperand, dtypes, plan: Plan):
     """Gradients of (x, weights, w13, w2, b13, b2), None where not needed; dtypes: Dtypes, plan: Plan."""
     recipe, needs, offs, backend = plan.recipe, plan.needs, routing.offs, plan.backend
-    keep, h = recipe.backward, saved.get("h")
-    dx = dw13 = dw2 = db13 = db2 = None
-    dy_rows, dweights = ops.unpermute_backward(
-        dy, routing, weights, saved.get("y_rows"), rows_dtype=recipe.compute_dtype, backend=backend
-    )
-    if needs.rows:
-        dy_row, dy_col = make_operands(dy_rows, w2_t.partner if needs.h else None, keep if needs.w2 else None, offs, backend)
-        if needs.b2:
-            db2 = bias_grad(dy_rows, offs, dtypes.b2, backend)
-        del dy_rows
+    product = partial(ops.grouped_mm, offs=offs, out_dtype=recipe.compute_dtype, backend=backend)
+    keep, h, y_rows = recipe.backward, saved.get("h"), saved.get("y_rows")
+    dx = dweights = dw13 = dw2 = db13 = db2 = None
+
+    def dy_rows(**copies):
+        nonlocal dweights, y_rows  # found with the first copy
+        rows, found = ops.unpermute_backward(
+            dy, routing, weights, y_rows, rows_dtype=recipe.compute_dtype, backend=backend, **copies
+        )
+        if y_rows is not None:
+            dweights, y_rows = found, None
+        return rows
+
+    def dh(**copies):
+        return ops.swiglu_backward(da, h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=backend, **copies)
+
+    dy_row, dy_col = make_operands(dy_rows, w2_t.partner if needs.h else None, keep if needs.w2 else None)
+    if needs.b2 or y_rows is not None:
+        rows = dy_rows()
+        db2 = bias_grad(rows, offs, dtypes.b2, backend) if needs.b2 else None
+        del rows
     if needs.w2:
-        a_col = saved["a"] if "a" in saved else activated_operand(h, keep, "column", offs, plan)
+        a_col = saved["a"] if "a" in saved else make_operands(partial(activated, h, offs, plan), None, keep)[1]
         dw2 = weight_grad(dy_col, a_col, offs, dtypes.w2, backend)
         del dy_col, a_col
     if needs.h:
-        da = ops.grouped_mm(dy_row, w2_t.make(), offs, out_dtype=recipe.compute_dtype, backend=backend)
-        dh = ops.swiglu_backward(da, h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=backend)
-        del dy_row, da
-        dh_row, dh_col = make_operands(dh, w13_t.partner if needs.x else None, keep if needs.w13 else None, offs, backend)
+        da = product(dy_row, w2_t.make())
+        del dy_row
+        dh_row, dh_col = make_operands(dh, w13_t.partner if needs.x else None, keep if needs.w13 else None)
         if needs.b13:
-            db13 = bias_grad(dh, offs, dtypes.b13, backend)
-        del dh
+            db13 = bias_grad(dh(), offs, dtypes.b13, backend)
+        del da
     if needs.x:
-        dx_rows = ops.grouped_mm(dh_row, w13_t.make(), offs, out_dtype=recipe.compute_dtype, backend=backend)
+        dx_rows = product(dh_row, w13_t.make())
         dx = ops.unpermute(dx_rows, routing, out_dtype=dtypes.x, backend=backend)
         del dh_row, dx_rows
     if needs.w13:
-        x_col = saved["rows"] if "rows" in saved else routed_operand(x, keep, "column", routing, plan)
+        x_col = saved["rows"] if "rows" in saved else make_operands(partial(permuted, x, routing, plan), None, keep)[1]
         dw13 = weight_grad(dh_col, x_col, offs, dtypes.w13, backend)
     return dx, dweights, dw13, dw2, db13, db2
+
+
+def permuted(x: Tensor, routing: Routing, plan: Plan, **copies):
+    """Rows of x in expert order, in the compute dtype, or their copies."""
+    return ops.permute(x if copies else x.to(plan.recipe.compute_dtype), routing, backend=plan.backend, **copies)
+
+
+def activated(h: Tensor, offs: Tensor, plan: Plan, **copies):
+    """a = swiglu(h), or its copies."""
+    return ops.swiglu(h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=plan.backend, **copies)
 
 
 def weight_grad(dy: Operand, x: Operand, offs: Tensor, dtype: torch.dtype, backend: str) -> Tensor:

@@ -51,9 +51,12 @@ def _linear(x, w, recipe, out_dtype, needs, backend):
 def _linear_backward(dy, x, w, recipe, needs, backend):
     r = RECIPES[recipe]
     offs = _one_group(x)
-    dy_row, dy_col = make_operands(
-        dy.to(r.compute_dtype), r.backward if needs[0] else None, r.backward if needs[1] else None, offs, backend
-    )
+    dy = dy.to(r.compute_dtype)
+
+    def copies_of_dy(**copies):
+        return ops.quantize(dy, offs=offs, backend=backend, **copies) if copies else dy
+
+    dy_row, dy_col = make_operands(copies_of_dy, *(r.backward if n else None for n in needs))
     grads = []
     if needs[0]:
         w_t = dgrad_operand(w.unsqueeze(0), r, backend)
