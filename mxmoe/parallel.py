@@ -64,11 +64,9 @@ class Exchange:
         return out
 
     def to_tokens(self, rows: Tensor) -> Tensor:
-        """The inverse: (M, C) -> (N, C); slots without an expert have no row, zeros are at the end."""
+        """The inverse: (M, C) -> (N, C); past the last row, where slots without an expert have none, nothing is written."""
         out = empty((self.routing.ids.numel(), rows.shape[1]), rows.dtype, rows, self.backend)
-        num_rows = sum(self.sent)
-        out[num_rows:] = 0
-        self._exchange("combine", rows, out[:num_rows], self.received, self.sent)
+        self._exchange("combine", rows, out[: sum(self.sent)], self.received, self.sent)
         return out
 
     def _exchange(self, name, rows, out, from_here, to_here):

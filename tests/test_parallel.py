@@ -68,6 +68,11 @@ def test_case_P05_uneven_tokens(ranks, recipe):
     assert_equals_one_process(ranks(4, ranked, case), case)
 
 
+def test_fp16_with_outputs_beyond_its_range(ranks):
+    case = Case((5, 8), "mxfp8", torch.float16, spread=3.0)
+    assert_equals_one_process(ranks(2, ranked, case), case)
+
+
 def test_case_P11_unequal_loads(ranks):
     """Largest load of an expert 3 on rank 0, 4 on rank 1; and all tokens of both on one rank's expert."""
     uneven = torch.tensor([[0], [0], [0], [3], [1], [1], [1], [1]])
