@@ -1,4 +1,6 @@
-"""Builds the compiled core (CMake) as the extension mxmoe._C; neither torch nor CUDA is looked at while building."""
+"""Builds the extensions mxmoe._C (the compiled core) and mxmoe._interp (GPU kernels on the CPU) with CMake.
+
+torch is not looked at while building, and CUDA only where CMake finds nvcc."""
 
 import importlib.util
 import os
@@ -62,16 +64,16 @@ def pybind11_dir() -> str:
 
 
 class CMakeBuild(build_ext):
-    """Runs cmake for the one extension.
+    """Runs cmake once for all extensions.
 
     Objects stay in build/, one directory per interpreter, so that every way to install (in place, editable, wheel) reuses them.
     `built_with` there names the compiler and is written when a build ends: where it is missing (an earlier build was killed and
     may have left half an object) or names another compiler, everything is made anew.
     """
 
-    def build_extension(self, ext):
+    def build_extensions(self):
         compiler, cmake = require_compiler(), require_program("cmake")
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        targets = {ext.name.split(".")[-1]: Path(self.get_ext_fullpath(ext.name)).resolve() for ext in self.extensions}
         sanitize = bool(os.environ.get("MXMOE_SANITIZE"))
         kind = "sanitize-" if sanitize else ""
         directory = ROOT / "build" / f"cmake-{kind}{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
@@ -88,13 +90,14 @@ class CMakeBuild(build_ext):
         if not self.configure(configure, directory):
             sys.exit(f"mxmoe: cmake could not configure the build (compiler: {compiler}); its message is above.")
         jobs = str(self.parallel or len(os.sched_getaffinity(0)))
-        failed = subprocess.run([cmake, "--build", str(directory), "--target", "_C", "--parallel", jobs]).returncode
+        failed = subprocess.run([cmake, "--build", str(directory), "--target", *targets, "--parallel", jobs]).returncode
         built_with.write_text(compiler)
         if failed:
             sys.exit("mxmoe: the C++ core did not compile; the compiler's message is above.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as beside:  # renamed into place: never a half-written module
-            os.replace(shutil.copy(next(directory.glob("_C.*")), beside), target)
+        for name, target in targets.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as beside:  # renamed into place: never a half-written module
+                os.replace(shutil.copy(next(directory.glob(f"{name}.*")), beside), target)
 
     @staticmethod
     def configure(command: list[str], directory: Path) -> bool:
@@ -111,4 +114,4 @@ class CMakeBuild(build_ext):
 
 if __name__ == "__main__":
     require_writable(ROOT)
-    setup(ext_modules=[Extension("mxmoe._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+    setup(ext_modules=[Extension(f"mxmoe.{name}", sources=[]) for name in ("_C", "_interp")], cmdclass={"build_ext": CMakeBuild})

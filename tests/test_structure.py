@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.tree  # reads the repository, not the installed package
 ROOT = Path(__file__).parents[1]
 FACTS = {"mxmoe.casts", "mxmoe.checks", "mxmoe.formats", "mxmoe.layout", "mxmoe.recipes", "mxmoe.routing"}
+CORES = {"mxmoe._C": "host", "mxmoe._interp": "interpreter"}  # extension -> the backend that loads it
 LINES = 600
 
 
@@ -40,7 +41,7 @@ def imported(path: Path) -> set[str]:
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                names.add(whole if whole in MODULES or whole == "mxmoe._C" else node.module)
+                names.add(whole if whole in MODULES or whole in CORES else node.module)
     return {name for name in names if name.split(".")[0] in ("mxmoe", "training", "rl")}
 
 
@@ -68,14 +69,14 @@ def test_backends_never_import_each_other():
 
 
 def test_backends_import_facts_and_the_core_only():
-    allowed = FACTS | {"mxmoe._C", "mxmoe.backends.moe_decode"}
+    allowed = FACTS | {*CORES, "mxmoe.backends.moe_decode"}
     assert not [
         (a, b) for a, b in arrows() if backend_of(a) and b not in allowed and not b.startswith(f"mxmoe.backends.{backend_of(a)}")
     ]
 
 
 def test_the_core_is_loaded_by_its_backend_and_by_info_only():
-    assert not [a for a, b in arrows() if b == "mxmoe._C" and backend_of(a) != "host" and a != "mxmoe.info"]
+    assert not [a for a, b in arrows() if b in CORES and backend_of(a) != CORES[b] and a != "mxmoe.info"]
 
 
 def test_layer_calls_ops_and_ops_call_backends():

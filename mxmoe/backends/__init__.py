@@ -63,7 +63,7 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-BACKENDS = ("reference", "host")
+BACKENDS = ("reference", "host", "interpreter")
 
 
 @cache

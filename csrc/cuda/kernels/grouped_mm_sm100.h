@@ -1,0 +1,262 @@
+// grouped_mm on sm_100a: out[r] = a[r] . b[e]^T for the rows of every group e, by the block-scaled tensor core.
+//
+// One persistent CTA per SM, six warps. The producer brings 128 bytes of contraction of 128 rows of A and kColumns of B
+// by TMA, and their block scales, into a ring of slots. The issuer copies the scales to tensor memory and multiplies;
+// tensor memory holds two accumulators, so that four epilogue warps drain one while the other fills. Rows of a tile
+// past the end of its group are multiplied and not written; rows past the last group are written as zero.
+//
+//   slot arrived (TMA bytes)      producer -> issuer
+//   slot finished (commit)        issuer   -> producer
+//   output arrived (commit)       issuer   -> epilogue
+//   output finished (4 arrivals)  epilogue -> issuer
+#pragma once
+#include "cuda/kernels/schedule.h"
+#include "cuda/tile/types.h"
+#include "formats.h"
+#include "layout.h"
+
+namespace mxmoe::cuda::grouped_mm_sm100 {
+
+enum class Operand : uint8_t { kHalf, kMxfp8, kNvfp4 };  // half: BF16 or FP16
+enum class Output : uint8_t { kF32, kBF16, kF16 };
+
+template <Operand kOperandFormat, Output kOutputType>
+struct config {
+  static constexpr Operand kOperand = kOperandFormat;
+  static constexpr Output kOutput = kOutputType;
+  static constexpr MmaKind kKind = kOperand == Operand::kHalf    ? MmaKind::kF16
+                                   : kOperand == Operand::kMxfp8 ? MmaKind::kMxf8f6f4
+                                                                 : MmaKind::kMxf4nvf4;
+  static constexpr int kRows = kTileRows, kColumns = 128, kStages = 4, kWarps = 6, kEpilogueWarps = 4;
+  static constexpr int kStepBytes = 128;  // contraction of a slot
+  static constexpr int kScaleTiles = kOperand == Operand::kHalf    ? 0
+                                     : kOperand == Operand::kMxfp8 ? 1
+                                                                   : 4;  // of each operand in a slot
+  static constexpr int kOutputBytes = kOutput == Output::kF32 ? 4 : 2;
+  // Tensor memory: two accumulators, then the scale words of a slot.
+  static constexpr uint32_t kScalesA = 2 * kColumns, kScalesB = kScalesA + 16, kTmemColumns = 512;
+  static_assert(kScalesB + 16 <= kTmemColumns, "accumulators and scales must fit in tensor memory");
+};
+
+template <class C>
+struct shared {
+  struct slot {
+    st<C::kRows, C::kStepBytes, Swizzle::k128B> a;
+    st<C::kColumns, C::kStepBytes, Swizzle::k128B> b;
+    scale_tile a_scales[C::kScaleTiles ? C::kScaleTiles : 1], b_scales[C::kScaleTiles ? C::kScaleTiles : 1];
+  };
+  slot slots[C::kStages];
+  barrier arrived[C::kStages], finished[C::kStages], output_arrived[2], output_finished[2];
+  uint32_t tmem;
+};
+
+template <class M>
+struct globals {
+  typename M::tensor_map a, b;  // (rows, contraction), (experts * outputs, contraction), boxes of 128 lines x 128 bytes
+  const uint8_t *a_scales, *b_scales;  // blocked; a's by padded rows, b's one matrix per expert
+  const float *a_global, *b_global;    // NVFP4: one per row, one per expert and output
+  const float* bias;                   // (experts, outputs) or null
+  void* out;                           // (rows, outputs), out_stride elements apart
+  Groups groups;
+  int outputs, steps, scale_tiles;  // slots of the contraction; 512-byte scale tiles along it
+  int a_element, b_element;         // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
+  int64_t out_stride;
+};
+
+template <class M, class C>
+MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
+  m.role("producer");
+  const auto one = m.elect_one();
+  ring<C::kStages> at;
+  OutputTile tile;
+  const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns)),
+            line_tiles = static_cast<int>(ceil_div(g.outputs, kScaleTileRows));
+  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
+    if (tile.group == g.groups.num_groups || g.steps == 0) break;
+    const int column = tile.column_tile * C::kColumns;
+    const int64_t a_tile = tile.padded_tile * g.scale_tiles,
+                  b_tile = (int64_t{tile.group} * line_tiles + tile.column_tile) * g.scale_tiles;
+    for (int step = 0; step < g.steps; ++step, at.advance()) {
+      auto& slot = s.slots[at.slot];
+      auto& arrived = s.arrived[at.slot];
+      const int left = g.scale_tiles - step * C::kScaleTiles, tiles = left < C::kScaleTiles ? left : C::kScaleTiles;
+      const uint32_t scale_bytes = static_cast<uint32_t>(tiles * kScaleTileBytes);
+      m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
+      m.mbarrier_arrive_expect_tx(arrived, decltype(slot.a)::num_bytes + decltype(slot.b)::num_bytes + 2 * scale_bytes,
+                                  one);
+      const int elements = C::kOperand == Operand::kHalf ? C::kStepBytes / 2 : C::kStepBytes;  // as the maps count them
+      m.tma_load(&slot.a, g.a, step * elements, static_cast<int>(tile.row), arrived, one);
+      m.tma_load(&slot.b, g.b, step * elements, tile.group * g.outputs + column, arrived, one);
+      if constexpr (C::kScaleTiles > 0) {
+        m.bulk_load(slot.a_scales, g.a_scales + (a_tile + step * C::kScaleTiles) * kScaleTileBytes, scale_bytes,
+                    arrived, one);
+        m.bulk_load(slot.b_scales, g.b_scales + (b_tile + step * C::kScaleTiles) * kScaleTileBytes, scale_bytes,
+                    arrived, one);
+      }
+    }
+  }
+}
+
+// One slot: its scales to tensor memory, then four steps of 32 bytes of contraction.
+template <class M, class C>
+MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, typename shared<C>::slot& slot, uint32_t tmem, uint32_t d,
+                                int scale_tiles, bool first, typename M::pred one) {
+  const MmaShape shape{C::kRows, C::kColumns};
+  for (int i = 0; i < scale_tiles; ++i) {
+    const uint32_t column = static_cast<uint32_t>(4 * i);
+    m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesA + column,
+                                tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.a_scales[i]))), one);
+    m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesB + column,
+                                tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.b_scales[i]))), one);
+  }
+  const uint64_t a = tcgen05_descriptor(decltype(slot.a)::k_major(m.shared_address(&slot.a)));
+  const uint64_t b = tcgen05_descriptor(decltype(slot.b)::k_major(m.shared_address(&slot.b)));
+  for (int k = 0; k < C::kStepBytes / 32; ++k) {
+    if (C::kOperand == Operand::kNvfp4 && k >= scale_tiles) break;  // the contraction ends here
+    uint32_t instruction = 0, scales = 0;
+    if constexpr (C::kOperand == Operand::kHalf) instruction = instruction_descriptor_f16(shape, g.a_element != 0);
+    if constexpr (C::kOperand == Operand::kMxfp8)
+      instruction = instruction_descriptor_mxf8f6f4(shape, static_cast<uint32_t>(g.a_element),
+                                                    static_cast<uint32_t>(g.b_element), static_cast<uint32_t>(k));
+    if constexpr (C::kOperand == Operand::kNvfp4)
+      instruction = instruction_descriptor_mxf4nvf4(shape), scales = static_cast<uint32_t>(4 * k);
+    m.template tcgen05_mma<C::kKind>(d, advance(a, static_cast<uint32_t>(32 * k)),
+                                     advance(b, static_cast<uint32_t>(32 * k)), instruction, !first || k > 0,
+                                     tmem + C::kScalesA + scales, tmem + C::kScalesB + scales, one);
+  }
+}
+
+template <class M, class C>
+MXMOE_KERNEL void issue(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) {
+  m.role("issuer");
+  const auto one = m.elect_one();
+  ring<C::kStages> at;
+  ring<2> output;
+  OutputTile tile;
+  const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
+  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile); output.advance()) {
+    if (tile.group == g.groups.num_groups || g.steps == 0) break;
+    m.mbarrier_wait(s.output_finished[output.slot], output.parity ^ 1);
+    m.tcgen05_fence_after_thread_sync();
+    const uint32_t d = tmem + static_cast<uint32_t>(output.slot * C::kColumns);
+    for (int step = 0; step < g.steps; ++step, at.advance()) {
+      m.mbarrier_wait(s.arrived[at.slot], at.parity);
+      const int left = g.scale_tiles - step * C::kScaleTiles, tiles = left < C::kScaleTiles ? left : C::kScaleTiles;
+      multiply_slot<M, C>(m, g, s.slots[at.slot], tmem, d, tiles, step == 0, one);
+      m.tcgen05_commit(s.finished[at.slot], one);
+    }
+    m.tcgen05_commit(s.output_arrived[output.slot], one);
+  }
+}
+
+// 16 columns of each lane's row: scaled, biased, rounded once, stored.
+template <class M, class C, class F, class P>
+MXMOE_KERNEL void store_columns(M& m, const globals<M>& g, F (&y)[16], int expert, int64_t row,
+                                typename M::template lane<int> row_offset, int column, P writes) {
+  using U = typename M::template lane<uint32_t>;
+  for (int j = 0; j < 16; ++j) {
+    const int64_t output = int64_t{expert} * g.outputs + column + j;
+    if (column + j >= g.outputs || expert == g.groups.num_groups) continue;
+    if constexpr (C::kOperand == Operand::kNvfp4) y[j] = y[j] * m.ld_global_uniform(g.b_global + output);
+    if (g.bias) y[j] = y[j] + m.ld_global_uniform(g.bias + output);
+  }
+  uint8_t* out = static_cast<uint8_t*>(g.out) + (row * g.out_stride + column) * C::kOutputBytes;
+  const auto offset = row_offset * static_cast<int>(g.out_stride * C::kOutputBytes);
+  constexpr int kVector = 16 / C::kOutputBytes;  // elements of a 16-byte store
+  const bool aligned =
+      g.out_stride % kVector == 0 && g.outputs % kVector == 0 && reinterpret_cast<uintptr_t>(g.out) % 16 == 0;
+  for (int j = 0; j < 16; j += kVector) {
+    U word[4];
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (C::kOutput == Output::kF32) word[i] = __builtin_bit_cast(U, y[j + i]);
+      if constexpr (C::kOutput == Output::kBF16) word[i] = m.cvt_bf16x2(y[j + 2 * i], y[j + 2 * i + 1]);
+      if constexpr (C::kOutput == Output::kF16) word[i] = m.cvt_f16x2(y[j + 2 * i], y[j + 2 * i + 1]);
+    }
+    if (aligned) {
+      if (column + j < g.outputs)
+        m.st_global_v4(out, offset + j * C::kOutputBytes, word[0], word[1], word[2], word[3], writes);
+      continue;
+    }
+    for (int i = 0; i < kVector; ++i) {
+      if (column + j + i >= g.outputs) break;
+      if constexpr (C::kOutput == Output::kF32) {
+        m.template st_global<uint32_t>(out, offset + (j + i) * 4, word[i], writes);
+      } else {
+        m.template st_global<uint16_t>(out, offset + (j + i) * 2,
+                                       m.template cast<uint16_t>(word[i / 2] >> (16 * (i % 2)) & 0xffffu), writes);
+      }
+    }
+  }
+}
+
+template <class M, class C>
+MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) {
+  using F = typename M::template lane<float>;
+  m.role("epilogue");
+  const auto one = m.elect_one();
+  const int quarter = m.warp_idx() % 4 * 32;  // the lanes of tensor memory that this warp may read
+  const auto row = m.lane_idx() + quarter;
+  ring<2> output;
+  OutputTile tile;
+  const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
+  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
+    const bool product = tile.group < g.groups.num_groups && g.steps > 0;
+    const auto writes = row < tile.rows;
+    F a_global = {};
+    if (C::kOperand == Operand::kNvfp4 && product)
+      a_global = m.template ld_global<float>(g.a_global + tile.row, row * 4, writes);
+    if (product) {
+      m.mbarrier_wait(s.output_arrived[output.slot], output.parity);
+      m.tcgen05_fence_after_thread_sync();
+    }
+    for (int column = 0; column < C::kColumns; column += 16) {
+      F y[16] = {};
+      if (product) {
+        typename M::template registers<uint32_t, 16> d;
+        m.tcgen05_ld(d, tmem + tmem_address(static_cast<uint32_t>(quarter),
+                                            static_cast<uint32_t>(output.slot * C::kColumns + column)));
+        m.tcgen05_wait_ld(d);
+        for (int j = 0; j < 16; ++j) {
+          y[j] = __builtin_bit_cast(F, d[j]);
+          if constexpr (C::kOperand == Operand::kNvfp4) y[j] = y[j] * a_global;
+        }
+      }
+      const int first = tile.column_tile * C::kColumns + column;
+      if (first < g.outputs) store_columns<M, C>(m, g, y, tile.group, tile.row, row, first, writes);
+    }
+    if (product) {
+      m.tcgen05_fence_before_thread_sync();
+      m.mbarrier_arrive(s.output_finished[output.slot], one);
+      output.advance();
+    }
+  }
+}
+
+template <class C, class M>
+MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
+  auto& s = m.template shared<shared<C>>();
+  const auto one = m.elect_one();
+  if (m.warp_idx() == 0) {
+    for (int i = 0; i < C::kStages; ++i) m.mbarrier_init(s.arrived[i], 1, one), m.mbarrier_init(s.finished[i], 1, one);
+    for (int i = 0; i < 2; ++i)
+      m.mbarrier_init(s.output_arrived[i], 1, one), m.mbarrier_init(s.output_finished[i], C::kEpilogueWarps, one);
+    m.fence_mbarrier_init();
+  }
+  if (m.warp_idx() == 1) m.tcgen05_alloc(m.shared_address(&s.tmem), C::kTmemColumns);
+  m.tcgen05_fence_before_thread_sync();
+  m.syncthreads();  // the other half of the fence comes before each role's first tcgen05 instruction
+  const uint32_t tmem = m.ld_shared_uniform(m.shared_address(&s.tmem));
+
+  if (m.warp_idx() == 0)
+    produce<M, C>(m, g, s);
+  else if (m.warp_idx() == 1)
+    issue<M, C>(m, g, s, tmem);
+  else
+    drain<M, C>(m, g, s, tmem);
+
+  m.syncthreads();
+  m.tcgen05_fence_after_thread_sync();
+  if (m.warp_idx() == 1) m.tcgen05_dealloc(tmem, C::kTmemColumns);
+}
+
+}  // namespace mxmoe::cuda::grouped_mm_sm100

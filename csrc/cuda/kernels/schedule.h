@@ -1,0 +1,78 @@
+// Which output tiles of a grouped GEMM a CTA works on, and in which order.
+//
+// The grid is persistent: CTA i takes tiles i, i + CTAs, ... of all groups laid end to end. Within a group the tiles go
+// by supergroups of kSupergroup row tiles, column after column, so that CTAs that run together share rows of A and of B
+// in L2. The order is a pure function of sizes; the walk over the groups reads their offsets on the device.
+#pragma once
+#include <cstdint>
+
+#include "cuda/kernels/groups.h"
+#include "cuda/tile/types.h"
+
+namespace mxmoe::cuda {
+
+struct TilePosition {
+  int row, column;
+};
+
+// Tile number `i` of row_tiles x column_tiles, and back.
+constexpr int kSupergroup = 8;
+MXMOE_FACT TilePosition supergroup_tile(int i, int row_tiles, int column_tiles) {
+  const int size = kSupergroup * column_tiles, first = i / size * kSupergroup;
+  const int height = row_tiles - first < kSupergroup ? row_tiles - first : kSupergroup, inside = i % size;
+  return {first + inside % height, inside / height};
+}
+MXMOE_FACT int supergroup_index(TilePosition t, int row_tiles, int column_tiles) {
+  const int first = t.row / kSupergroup * kSupergroup;
+  const int height = row_tiles - first < kSupergroup ? row_tiles - first : kSupergroup;
+  return first * column_tiles + t.column * height + (t.row - first);
+}
+
+static_assert(supergroup_index({9, 2}, 11, 3) == 24 + 2 * 3 + 1 && supergroup_tile(31, 11, 3).row == 9);
+
+struct OutputTile {
+  int group;            // num_groups for rows past the last group
+  int64_t row;          // first row
+  int rows;             // of the group, at most a tile's
+  int64_t padded_tile;  // row tile in the blocked scales
+  int column_tile;
+};
+
+// The tiles of one CTA, in order. Every role of the CTA walks them by itself.
+struct TileWalk {
+  Groups groups;
+  int column_tiles;
+  int64_t next;  // tile number of this CTA's next tile
+  int64_t step;  // CTAs
+  int group = 0;
+  int64_t start = 0, end = 0;                  // rows of the group
+  int64_t first_tile = 0, first_row_tile = 0;  // numbers of its first tile, of its first row tile
+
+  template <class M>
+  MXMOE_KERNEL static TileWalk begin(M& m, const Groups& g, int column_tiles) {
+    TileWalk w{g, column_tiles, m.cta_idx(), m.num_ctas()};
+    w.end = g.num_groups ? g.end(m, 0) : g.num_rows;
+    return w;
+  }
+
+  template <class M>
+  MXMOE_KERNEL bool advance(M& m, OutputTile& tile) {
+    for (;;) {
+      const int64_t row_tiles = ceil_div(end - start, kTileRows), tiles = row_tiles * column_tiles;
+      if (next < first_tile + tiles) {
+        const TilePosition at =
+            supergroup_tile(static_cast<int>(next - first_tile), static_cast<int>(row_tiles), column_tiles);
+        const int64_t row = start + int64_t{at.row} * kTileRows, left = end - row;
+        tile = {group, row, static_cast<int>(left < kTileRows ? left : kTileRows), first_row_tile + at.row, at.column};
+        next += step;
+        return true;
+      }
+      if (group == groups.num_groups) return false;
+      ++group;
+      first_tile += tiles, first_row_tile += row_tiles;
+      start = end, end = group < groups.num_groups ? groups.end(m, group) : groups.num_rows;
+    }
+  }
+};
+
+}  // namespace mxmoe::cuda

@@ -1,0 +1,256 @@
+// The Machine of a GPU: one method = one PTX instruction. All inline assembly of the project is in this file.
+//
+// A lane<T> is the thread's own T, a pred its own bool. Methods that one thread issues take a pred that is true in that
+// thread (see elect_one). sm_90a has wgmma, sm_100a and sm_103a have tcgen05; what an architecture lacks does not
+// compile.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "types.h"
+
+namespace mxmoe::cuda {
+
+// The driver's 128 opaque bytes.
+struct alignas(64) DeviceTensorMap {
+  uint64_t opaque[16];
+};
+
+struct Device {
+  template <typename T>
+  using lane = T;
+  using pred = bool;
+  using tensor_map = DeviceTensorMap;
+  template <typename T, int kCount>
+  struct registers {
+    T value[kCount];
+    __device__ __forceinline__ T& operator[](int i) { return value[i]; }
+    __device__ __forceinline__ const T& operator[](int i) const { return value[i]; }
+  };
+
+#define MXMOE_OP __device__ __forceinline__
+
+  // --- who am I
+  MXMOE_OP void role(const char*) const {}
+  MXMOE_OP int cta_idx() const { return blockIdx.x; }
+  MXMOE_OP int num_ctas() const { return gridDim.x; }
+  MXMOE_OP int warp_idx() const {
+    return __shfl_sync(~0u, threadIdx.x / 32, 0);
+  }  // so that the compiler knows it is uniform
+  MXMOE_OP int lane_idx() const { return threadIdx.x % 32; }
+  MXMOE_OP bool elect_one() const {
+    uint32_t elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(elected));
+    return elected != 0;
+  }
+
+  // --- lanes
+  template <typename T>
+  MXMOE_OP T splat(T x) const {
+    return x;
+  }
+  template <typename To, typename From>
+  MXMOE_OP To cast(From x) const {
+    return static_cast<To>(x);
+  }
+  template <typename T>
+  MXMOE_OP T select(bool p, T a, T b) const {
+    return p ? a : b;
+  }
+  template <typename T>
+  MXMOE_OP T shfl_xor(T x, int mask) const {
+    return __shfl_xor_sync(~0u, x, mask);
+  }
+  MXMOE_OP bool any(bool p) const { return __any_sync(~0u, p); }
+
+  // --- arithmetic with an instruction of its own; every other operator is IEEE FP32, compiled with -fmad=false
+  MXMOE_OP float divide(float a, float b) const { return __fdiv_rn(a, b); }
+  MXMOE_OP float half_to_float(uint32_t h) const { return __half2float(__ushort_as_half(static_cast<uint16_t>(h))); }
+  MXMOE_OP uint32_t cvt_e4m3x2(float low, float high) const {  // nearest even, saturating; bits 0-15
+    uint16_t r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  MXMOE_OP uint32_t cvt_e5m2x2(float low, float high) const {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  MXMOE_OP uint32_t cvt_bf16x2(float low, float high) const {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  MXMOE_OP uint32_t cvt_f16x2(float low, float high) const {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+
+  // --- global memory. A base that all lanes share and a byte offset of each lane; inactive lanes load 0.
+  template <typename T>
+  MXMOE_OP T ld_global_uniform(const T* p) const {
+    return __ldg(p);
+  }
+  template <typename T>
+  MXMOE_OP T ld_global(const void* base, int offset, bool p) const {
+    return p ? *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset) : T{};
+  }
+  MXMOE_OP void ld_global_v4(registers<uint32_t, 4>& d, const void* base, int offset, bool p) const {
+    uint4 v = p ? __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(base) + offset)) : uint4{};
+    d[0] = v.x, d[1] = v.y, d[2] = v.z, d[3] = v.w;
+  }
+  template <typename T>
+  MXMOE_OP void st_global(void* base, int offset, T x, bool p) const {
+    if (p) *reinterpret_cast<T*>(static_cast<char*>(base) + offset) = x;
+  }
+  MXMOE_OP void st_global_v2(void* base, int offset, uint32_t x, uint32_t y, bool p) const {
+    if (p) *reinterpret_cast<uint2*>(static_cast<char*>(base) + offset) = make_uint2(x, y);
+  }
+  MXMOE_OP void st_global_v4(void* base, int offset, uint32_t x, uint32_t y, uint32_t z, uint32_t w, bool p) const {
+    if (p) *reinterpret_cast<uint4*>(static_cast<char*>(base) + offset) = make_uint4(x, y, z, w);
+  }
+
+  // --- shared memory: 32-bit addresses
+  template <typename T>
+  MXMOE_OP T& shared() const {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    return *reinterpret_cast<T*>(memory);
+  }
+  MXMOE_OP uint32_t shared_address(const void* p) const { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+  MXMOE_OP uint32_t ld_shared_uniform(uint32_t address) const {
+    uint32_t r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+  }
+  MXMOE_OP uint32_t ld_shared(uint32_t address) const { return ld_shared_uniform(address); }
+  MXMOE_OP void ld_shared_v2(registers<uint32_t, 2>& d, uint32_t address) const {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(address) : "memory");
+  }
+  MXMOE_OP void ld_shared_v4(registers<uint32_t, 4>& d, uint32_t address) const {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(address)
+                 : "memory");
+  }
+  MXMOE_OP void st_shared(uint32_t address, uint32_t x, bool p) const {
+    if (p) asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+  }
+  MXMOE_OP void st_shared_u8(uint32_t address, uint32_t x, bool p) const {
+    if (p) asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+  }
+
+  // --- barriers
+  MXMOE_OP void syncthreads() const { __syncthreads(); }
+  MXMOE_OP void syncwarp() const { __syncwarp(); }
+  MXMOE_OP void mbarrier_init(barrier& b, int count, bool p) const {
+    if (p) asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&b)), "r"(count) : "memory");
+  }
+  MXMOE_OP void fence_mbarrier_init() const { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+  MXMOE_OP void mbarrier_arrive(barrier& b, bool p) const {
+    if (p) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&b)) : "memory");
+  }
+  MXMOE_OP void mbarrier_arrive_expect_tx(barrier& b, uint32_t num_bytes, bool p) const {
+    if (p)
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&b)), "r"(num_bytes)
+                   : "memory");
+  }
+  // try_wait until the phase of this parity has ended: the one method that is a loop.
+  MXMOE_OP void mbarrier_wait(barrier& b, uint32_t parity) const {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(&b)),
+        "r"(parity)
+        : "memory");
+  }
+
+  // --- TMA and bulk copies (async proxy)
+  MXMOE_OP void tma_load(void* shared, const tensor_map& map, int column, int row, barrier& b, bool p) const {
+    if (p)
+      asm volatile(
+          "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+              shared_address(shared)),
+          "l"(&map), "r"(column), "r"(row), "r"(shared_address(&b))
+          : "memory");
+  }
+  MXMOE_OP void bulk_load(void* shared, const void* global, uint32_t num_bytes, barrier& b, bool p) const {
+    if (p)
+      asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                       shared_address(shared)),
+                   "l"(global), "r"(num_bytes), "r"(shared_address(&b))
+                   : "memory");
+  }
+  MXMOE_OP void fence_proxy_async() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+  // --- tensor memory and the tensor core of sm_100a
+  MXMOE_OP void tcgen05_alloc(uint32_t shared, uint32_t columns) const {
+    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared), "r"(columns)
+                 : "memory");
+  }
+  MXMOE_OP void tcgen05_dealloc(uint32_t tmem, uint32_t columns) const {
+    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(tmem), "r"(columns));
+  }
+  MXMOE_OP void tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, bool p) const {
+    if (p) asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(tmem), "l"(descriptor) : "memory");
+  }
+  // D (+)= A B^T. Block-scaled kinds read scale words at scale_a, scale_b.
+  template <MmaKind kKind>
+  MXMOE_OP void tcgen05_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate, uint32_t scale_a,
+                            uint32_t scale_b, bool p) const {
+    if (!p) return;
+    if constexpr (kKind == MmaKind::kF16)
+      asm volatile(
+          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p; }" ::"r"(d),
+          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate})
+          : "memory");
+    else if constexpr (kKind == MmaKind::kMxf8f6f4)
+      asm volatile(
+          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n"
+          "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(
+              d),
+          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b)
+          : "memory");
+    else
+      asm volatile(
+          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n"
+          "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(d),
+          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b)
+          : "memory");
+  }
+  MXMOE_OP void tcgen05_commit(barrier& b, bool p) const {
+    if (p)
+      asm volatile(
+          "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(&b))
+          : "memory");
+  }
+  // 16 columns of this warp's 32 lanes; readable after tcgen05_wait_ld.
+  MXMOE_OP void tcgen05_ld(registers<uint32_t, 16>& d, uint32_t tmem) const {
+    asm volatile(
+        "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+        "%15}, [%16];"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]), "=r"(d[4]), "=r"(d[5]), "=r"(d[6]), "=r"(d[7]), "=r"(d[8]),
+          "=r"(d[9]), "=r"(d[10]), "=r"(d[11]), "=r"(d[12]), "=r"(d[13]), "=r"(d[14]), "=r"(d[15])
+        : "r"(tmem)
+        : "memory");
+  }
+  // Takes the registers so that the compiler moves no use of them up.
+  MXMOE_OP void tcgen05_wait_ld(registers<uint32_t, 16>& d) const {
+    asm volatile("tcgen05.wait::ld.sync.aligned;"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
+                   "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]),
+                   "+r"(d[15])::"memory");
+  }
+  MXMOE_OP void tcgen05_fence_before_thread_sync() const {
+    asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
+  }
+  MXMOE_OP void tcgen05_fence_after_thread_sync() const {
+    asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
+  }
+
+#undef MXMOE_OP
+};
+
+}  // namespace mxmoe::cuda

@@ -1,0 +1,72 @@
+// The Python module mxmoe._interp. Every function ends with the options of the run: seed, CTAs at a time, and the
+// mutant (call site, kind) or empty strings; it returns the call sites that ran as (label, instruction, calls, whether
+// some call left lanes out).
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/tensor_caster.h"
+#include "cuda/tile/descriptors.h"
+#include "interpreter/launch.h"
+
+namespace py = pybind11;
+
+namespace mxmoe::interpreter {
+namespace {
+
+using SiteList = std::vector<std::tuple<std::string, std::string, int64_t, bool>>;
+
+template <typename F>
+SiteList run(F launch, uint64_t seed, int num_sms, const std::string& site, const std::string& mutant) {
+  py::gil_scoped_release release;
+  SiteList list;
+  for (const Site& s : launch(Options{seed, num_sms, site, mutant}))
+    list.emplace_back(s.label, s.op, s.calls, s.predicated);
+  return list;
+}
+
+SiteList bind_quantize(const Tensor& x, const Tensor& offs, const std::string& format, bool floor, bool blocked,
+                       const Tensor& row_values, const Tensor& row_scales, const Tensor& column_values,
+                       const Tensor& column_scales, uint64_t seed, int num_sms, const std::string& site,
+                       const std::string& mutant) {
+  const QuantizeCopy row{row_values, row_scales}, column{column_values, column_scales};
+  return run([&](const Options& o) { return quantize(x, offs, format, floor, blocked, row, column, o); }, seed, num_sms,
+             site, mutant);
+}
+
+SiteList bind_grouped_mm(const Tensor& a, const Tensor& a_scales, const Tensor& a_global, const std::string& a_format,
+                         const Tensor& b, const Tensor& b_scales, const Tensor& b_global, const std::string& b_format,
+                         const Tensor& offs, const Tensor& bias, const Tensor& out, uint64_t seed, int num_sms,
+                         const std::string& site, const std::string& mutant) {
+  const GemmOperand lines_a{a, a_scales, a_global, a_format}, lines_b{b, b_scales, b_global, b_format};
+  return run([&](const Options& o) { return grouped_mm_sm100(lines_a, lines_b, offs, bias, out, o); }, seed, num_sms,
+             site, mutant);
+}
+
+}  // namespace
+}  // namespace mxmoe::interpreter
+
+PYBIND11_MODULE(_interp, m) {
+  namespace i = mxmoe::interpreter;
+  m.doc() = "mxmoe's GPU kernels, run on the CPU by an interpreter that checks them";
+  py::register_exception<i::KernelError>(m, "KernelError", PyExc_RuntimeError);
+  m.def("quantize", &i::bind_quantize);
+  m.def("grouped_mm_sm100", &i::bind_grouped_mm);
+
+  // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
+  namespace c = mxmoe::cuda;
+  const auto operand = [](uint32_t address, uint32_t leading, uint32_t stride, int swizzle) {
+    return c::SharedOperand{address, leading, stride, static_cast<c::Swizzle>(swizzle)};
+  };
+  m.def("tcgen05_descriptor",
+        [=](uint32_t a, uint32_t l, uint32_t s, int w) { return c::tcgen05_descriptor(operand(a, l, s, w)); });
+  m.def("wgmma_descriptor",
+        [=](uint32_t a, uint32_t l, uint32_t s, int w) { return c::wgmma_descriptor(operand(a, l, s, w)); });
+  m.def("instruction_f16", [](int rows, int columns, bool a_mn, bool b_mn, bool bf16) {
+    return c::instruction_descriptor_f16({rows, columns, a_mn, b_mn}, bf16);
+  });
+  m.def("instruction_mxf8f6f4", [](int rows, int columns, bool a_mn, bool b_mn, uint32_t a, uint32_t b, uint32_t id) {
+    return c::instruction_descriptor_mxf8f6f4({rows, columns, a_mn, b_mn}, a, b, id);
+  });
+  m.def("instruction_mxf4nvf4",
+        [](int rows, int columns) { return c::instruction_descriptor_mxf4nvf4({rows, columns}); });
+}

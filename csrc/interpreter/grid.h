@@ -1,0 +1,182 @@
+// A grid of CTAs on the CPU: warps as fibers under a seeded scheduler, asynchronous engines that finish when it says
+// so, and the memory they share with everything that is known about it.
+//
+// One Grid is one launch. Whatever is wrong with the kernel ends it with a KernelError that says where.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "interpreter/clock.h"
+#include "interpreter/fiber.h"
+#include "interpreter/shadow.h"
+#include "interpreter/sites.h"
+
+namespace mxmoe::interpreter {
+
+constexpr int kLanes = 32, kTmemLanes = 128, kTmemColumns = 512;
+constexpr size_t kSharedBytes = 227 * 1024;
+
+// kind: "race", "uninitialised", "out of bounds", "deadlock", "barrier", "tensor memory", "descriptor", "copy".
+struct KernelError : std::runtime_error {
+  KernelError(std::string k, const std::string& what) : std::runtime_error(k + ": " + what), kind(std::move(k)) {}
+  std::string kind;
+};
+
+// Global memory that a kernel may touch.
+struct Buffer {
+  std::string name;
+  void* data;
+  size_t num_bytes;
+  bool writable;
+};
+
+struct Options {
+  uint64_t seed = 0;
+  int num_sms = 2;          // CTAs that run at the same time
+  std::string mutant_site;  // label of the one call that is done wrongly,
+  std::string mutant;       // and how; see Op
+};
+
+struct Barrier {
+  bool initialised = false;
+  int count = 0, pending = 0;
+  int64_t bytes = 0;  // still to come
+  uint32_t parity = 0;
+  int64_t phases = 0;  // completed
+  uint32_t init_record = 0;
+  Clock arriving, arriving_async;    // of this phase
+  Clock completed, completed_async;  // of all phases before it
+};
+
+struct Cta;
+struct Warp;
+
+struct Wait {
+  enum Kind { kNone, kBarrier, kSync } kind = kNone;
+  Barrier* barrier = nullptr;
+  uint32_t address = 0, parity = 0;
+  int64_t generation = 0;
+  uint32_t site = 0;
+};
+
+struct WarpState {
+  Cta* cta = nullptr;
+  int idx = 0;
+  const char* role = "warp";
+  uint32_t component = 0, tensor_component = 0;
+  uint32_t step = 1, tensor_step = 0, tensor_done = 0;  // tensor: tcgen05.ld issued, waited for
+  Clock generic, async, tensor;
+  Wait wait;
+  std::unique_ptr<Fiber> fiber;
+  View view() const { return {&generic, &async, &tensor}; }
+};
+
+// What acts by itself sees what its issuer saw when it issued.
+struct Issued {
+  Clock generic, async, tensor;
+  explicit Issued(const WarpState& w) : generic(w.generic), async(w.async), tensor(w.tensor) {}
+  View view() const { return {&generic, &async, &tensor}; }
+};
+
+struct Cta {
+  int idx = 0;
+  std::unique_ptr<std::byte[]> storage;
+  std::byte* shared = nullptr;  // 1024-byte aligned
+  size_t shared_bytes = 0;
+  Shadow shared_shadow;
+  std::vector<uint32_t> tmem;  // lane * kTmemColumns + column
+  Shadow tmem_shadow;
+  std::map<uint32_t, uint32_t> tmem_allocations;   // column -> columns
+  uint32_t tmem_owner = 0;                         // record of the allocation
+  std::map<uint32_t, Barrier> barriers;            // by shared address
+  std::deque<std::function<void()>> tensor_queue;  // in order
+  uint32_t tensor_component = 0, tensor_step = 0;
+  int arrived = 0, live = 0;  // __syncthreads
+  int64_t generation = 0;
+  Clock sync_arriving, sync_arriving_async, sync_completed, sync_completed_async;
+  std::vector<WarpState> warps;
+  std::vector<std::unique_ptr<Warp>> machines;  // of the warps; they outlive them, for what is still in flight
+  ~Cta();
+};
+
+class Grid {
+ public:
+  Grid(const char* kernel, Options options, int num_ctas, int warps_per_cta, size_t shared_bytes,
+       std::vector<Buffer> buffers);
+  ~Grid();
+  void run(const std::function<void(Warp&)>& body);
+  std::vector<Site> sites() const { return sites_.list(); }
+
+  // For Warp (machine.h): one instruction each.
+  struct Op {
+    uint32_t site;
+    const char* name;
+    const char* mutant;  // "" unless this is the call to do wrongly
+    bool is(const char* kind) const { return std::string(mutant) == kind; }
+  };
+  Op begin(WarpState& w, const char* name, const std::source_location& where);
+  void pause(WarpState& w) { w.fiber->pause(); }
+  void mark_predicated(const Op& op) { sites_.mark_predicated(op.site); }
+  bool chance(int one_in) { return random_() % static_cast<unsigned>(one_in) == 0; }
+  int num_ctas() const { return num_ctas_; }
+
+  uint32_t record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step);
+  uint32_t shared_offset(const WarpState& w, const Op& op, const void* p, size_t num_bytes);
+  void touch_shared(const WarpState& w, const Op& op, uint32_t record, const View& view, uint32_t address,
+                    size_t num_bytes);
+  void touch_tmem(const WarpState& w, const Op& op, uint32_t record, const View& view, int lane, int lanes, int column,
+                  int columns);
+  void touch_global(const WarpState& w, const Op& op, uint32_t record, const View& view, const void* p,
+                    size_t num_bytes);
+
+  Barrier& barrier(WarpState& w, const Op& op, uint32_t address);
+  void arrive(const WarpState& w, const Op& op, Barrier& b, int count, const Clock& generic, const Clock* async);
+  void complete_bytes(const WarpState& w, const Op& op, Barrier& b, int64_t num_bytes, const Clock& clock);
+  void release(WarpState& w) { ++w.step, w.generic.raise(w.component, w.step); }
+
+  uint32_t copy_component(const WarpState& w);  // one that the warp knows to be idle
+  uint32_t next_copy_step(uint32_t component) { return ++copy_steps_[component]; }
+  void launch_copy(std::function<void()> run) { copies_.push_back(std::move(run)); }
+
+  [[noreturn]] void fail(const WarpState& w, const Op& op, const std::string& kind, const std::string& what) const;
+
+ private:
+  void start_cta(const std::function<void(Warp&)>& body);
+  void end_cta(Cta& cta);
+  bool runnable(const WarpState& w) const;
+  void step();
+  [[noreturn]] void deadlock() const;
+  [[noreturn]] void conflict(const WarpState& w, const Op& op, const Shadow::Conflict& c, uint32_t record,
+                             const std::string& place) const;
+  std::string who(const WarpState& w) const;
+  void complete_phase(Barrier& b);
+
+  std::string kernel_;
+  Options options_;
+  int num_ctas_, warps_per_cta_;
+  size_t shared_bytes_;
+  std::vector<Buffer> buffers_;
+  std::vector<Shadow> buffer_shadows_;
+  Sites sites_;
+  std::vector<Access> records_{1};          // record 0 is none
+  std::vector<std::unique_ptr<Cta>> ctas_;  // started; ended ones keep no memory
+  std::vector<Cta*> resident_;
+  int started_ = 0;
+  uint32_t components_ = 0;
+  std::vector<uint32_t> copy_components_;
+  std::map<uint32_t, uint32_t> copy_steps_;
+  std::vector<std::function<void()>> copies_;  // in flight, in no order
+  std::mt19937_64 random_;
+  std::exception_ptr error_;
+};
+
+}  // namespace mxmoe::interpreter

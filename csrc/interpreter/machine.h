@@ -1,0 +1,220 @@
+// The Machine on the CPU: the methods of cuda::Device, one warp at a time, on a Grid that checks them.
+//
+// A lane<T> is a vector of 32 T, a pred a vector of 32 masks. Every method knows its call site, where a mutant may be
+// asked for: "skip" leaves the instruction out; the other kinds are named where they are done.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <source_location>
+#include <type_traits>
+
+#include "cuda/tile/tensor_map.h"
+#include "cuda/tile/types.h"
+#include "interpreter/grid.h"
+
+namespace mxmoe::interpreter {
+
+template <typename T>
+struct LaneOf {
+  typedef T type __attribute__((vector_size(kLanes * sizeof(T))));
+};
+
+struct Warp {
+  template <typename T>
+  using lane = typename LaneOf<T>::type;
+  using pred = lane<int32_t>;
+  using tensor_map = cuda::TensorMapArgs;
+  using Where = std::source_location;
+  using barrier = cuda::barrier;
+  using u32 = lane<uint32_t>;
+
+  // Poisoned until they are written; a tcgen05.ld writes them when it is waited for.
+  template <typename T, int kCount>
+  struct registers {
+    lane<T> value[kCount];
+    const Warp* pending = nullptr;
+    registers() { std::memset(static_cast<void*>(value), 0x7f, sizeof value); }
+    registers(const registers&) = delete;
+    registers& operator=(const registers&) = delete;
+    lane<T>& operator[](int i) {
+      if (pending) pending->read_before_wait();
+      return value[i];
+    }
+  };
+
+  Warp(Grid& g, WarpState& state) : grid(g), w(state) {}
+
+  // --- who am I
+  void role(const char* name) { w.role = name; }
+  int cta_idx() const { return w.cta->idx; }
+  int num_ctas() const { return grid.num_ctas(); }
+  int warp_idx() const { return w.idx; }
+  lane<int> lane_idx() const {
+    lane<int> r;
+    for (int i = 0; i < kLanes; ++i) r[i] = i;
+    return r;
+  }
+  pred elect_one() const { return lane_idx() == 0; }
+
+  // --- lanes
+  template <typename T>
+  lane<T> splat(T x) const {
+    return lane<T>{} + x;
+  }
+  template <typename To, typename From>
+  auto cast(From x) const {
+    return __builtin_convertvector(x, lane<To>);
+  }
+  template <typename T>
+  T select(pred p, T a, T b) const {
+    return p ? a : b;
+  }
+  template <typename T>
+  T shfl_xor(T x, int mask) const {
+    T r;
+    for (int i = 0; i < kLanes; ++i) r[i] = x[i ^ mask];
+    return r;
+  }
+  bool any(pred p) const {
+    for (int i = 0; i < kLanes; ++i)
+      if (p[i]) return true;
+    return false;
+  }
+
+  // --- arithmetic
+  lane<float> divide(lane<float> a, lane<float> b) const { return a / b; }
+  lane<float> half_to_float(u32 h) const;
+  u32 cvt_e4m3x2(lane<float> low, lane<float> high) const;
+  u32 cvt_e5m2x2(lane<float> low, lane<float> high) const;
+  u32 cvt_bf16x2(lane<float> low, lane<float> high) const;
+  u32 cvt_f16x2(lane<float> low, lane<float> high) const;
+
+  // --- global memory
+  template <typename T>
+  T ld_global_uniform(const T* p, Where where = Where::current()) {
+    T x{};
+    load_global(&x, p, lane<int>{}, lane_idx() == 0, sizeof(T), sizeof(T), "ld.global.uniform", where);
+    return x;
+  }
+  template <typename T>
+  lane<T> ld_global(const void* base, lane<int> offset, pred p, Where where = Where::current()) {
+    lane<T> r{};
+    load_global(&r, base, offset, p, sizeof(T), sizeof(T), "ld.global", where);
+    return r;
+  }
+  void ld_global_v4(registers<uint32_t, 4>& d, const void* base, lane<int> offset, pred p,
+                    Where where = Where::current()) {
+    uint32_t words[kLanes][4] = {};
+    load_global(words, base, offset, p, 16, 16, "ld.global.v4", where);
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < 4; ++j) d.value[j][i] = words[i][j];
+  }
+  template <typename T, typename V>
+  void st_global(void* base, lane<int> offset, V x, pred p, Where where = Where::current()) {
+    static_assert(std::is_same_v<V, lane<T>>);
+    store_global(base, offset, &x, p, sizeof(T), "st.global", where);
+  }
+  void st_global_v2(void* base, lane<int> offset, u32 x, u32 y, pred p, Where where = Where::current()) {
+    uint32_t words[kLanes][2];
+    for (int i = 0; i < kLanes; ++i) words[i][0] = x[i], words[i][1] = y[i];
+    store_global(base, offset, words, p, 8, "st.global.v2", where);
+  }
+  void st_global_v4(void* base, lane<int> offset, u32 x, u32 y, u32 z, u32 v, pred p, Where where = Where::current()) {
+    uint32_t words[kLanes][4];
+    for (int i = 0; i < kLanes; ++i) words[i][0] = x[i], words[i][1] = y[i], words[i][2] = z[i], words[i][3] = v[i];
+    store_global(base, offset, words, p, 16, "st.global.v4", where);
+  }
+
+  // --- shared memory
+  template <typename T>
+  T& shared() const {
+    return *reinterpret_cast<T*>(w.cta->shared);
+  }
+  uint32_t shared_address(const void* p) const {
+    return static_cast<uint32_t>(static_cast<const std::byte*>(p) - w.cta->shared);
+  }
+  uint32_t ld_shared_uniform(uint32_t address, Where where = Where::current());
+  u32 ld_shared(u32 address, Where where = Where::current()) {
+    u32 r;
+    load_shared(&r, address, 4, "ld.shared", where);
+    return r;
+  }
+  template <int kCount>
+  void load_shared_words(registers<uint32_t, kCount>& d, u32 address, const char* name, Where where) {
+    uint32_t words[kLanes][kCount];
+    load_shared(words, address, 4 * kCount, name, where);
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < kCount; ++j) d.value[j][i] = words[i][j];
+  }
+  void ld_shared_v2(registers<uint32_t, 2>& d, u32 address, Where where = Where::current()) {
+    load_shared_words(d, address, "ld.shared.v2", where);
+  }
+  void ld_shared_v4(registers<uint32_t, 4>& d, u32 address, Where where = Where::current()) {
+    load_shared_words(d, address, "ld.shared.v4", where);
+  }
+  void st_shared(u32 address, u32 x, pred p, Where where = Where::current()) {
+    store_shared(address, &x, p, 4, 4, "st.shared", where);
+  }
+  void st_shared_u8(u32 address, u32 x, pred p, Where where = Where::current()) {
+    store_shared(address, &x, p, 1, 4, "st.shared.u8", where);
+  }
+
+  // --- barriers
+  void syncthreads(Where where = Where::current());
+  void syncwarp(Where = Where::current()) {}
+  void mbarrier_init(barrier& b, int count, pred p, Where where = Where::current());
+  void fence_mbarrier_init(Where where = Where::current());
+  void mbarrier_arrive(barrier& b, pred p, Where where = Where::current());
+  void mbarrier_arrive_expect_tx(barrier& b, uint32_t num_bytes, pred p, Where where = Where::current());
+  void mbarrier_wait(barrier& b, uint32_t parity, Where where = Where::current());
+
+  // --- TMA and bulk copies
+  void tma_load(void* shared, const tensor_map& map, int column, int row, barrier& b, pred p,
+                Where where = Where::current());
+  void bulk_load(void* shared, const void* global, uint32_t num_bytes, barrier& b, pred p,
+                 Where where = Where::current());
+  void fence_proxy_async(Where where = Where::current());
+
+  // --- tensor memory and the tensor core
+  void tcgen05_alloc(uint32_t shared, uint32_t columns, Where where = Where::current());
+  void tcgen05_dealloc(uint32_t tmem, uint32_t columns, Where where = Where::current());
+  void tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, pred p, Where where = Where::current());
+  template <cuda::MmaKind kKind>
+  void tcgen05_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate, uint32_t scale_a,
+                   uint32_t scale_b, pred p, Where where = Where::current()) {
+    mma(kKind, d, a, b, instruction, accumulate, scale_a, scale_b, p, where);
+  }
+  void tcgen05_commit(barrier& b, pred p, Where where = Where::current());
+  void tcgen05_ld(registers<uint32_t, 16>& d, uint32_t tmem, Where where = Where::current());
+  void tcgen05_wait_ld(registers<uint32_t, 16>& d, Where where = Where::current());
+  void tcgen05_fence_before_thread_sync(Where where = Where::current());
+  void tcgen05_fence_after_thread_sync(Where where = Where::current());
+
+  [[noreturn]] void read_before_wait() const;
+
+  Grid& grid;
+  WarpState& w;
+
+ private:
+  using Op = Grid::Op;
+  Op begin(const char* name, Where where) { return grid.begin(w, name, where); }
+  pred active(const Op& op, pred p) const;  // mutants "all lanes", "no lane"
+  pred one_lane(const Op& op, pred p) const;
+  Barrier& barrier_at(const Op& op, const barrier& b);
+  void block(Wait wait);
+
+  void load_global(void* to, const void* base, lane<int> offset, pred p, size_t num_bytes, size_t pitch,
+                   const char* name, Where where);
+  void store_global(void* base, lane<int> offset, const void* from, pred p, size_t num_bytes, const char* name,
+                    Where where);
+  void load_shared(void* to, u32 address, size_t num_bytes, const char* name, Where where);
+  void store_shared(u32 address, const void* from, pred p, size_t num_bytes, size_t pitch, const char* name,
+                    Where where);
+  void copy_in(const Op& op, barrier& b, uint32_t to, std::function<std::vector<std::byte>(uint32_t record)> read);
+  void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
+           uint32_t scale_a, uint32_t scale_b, pred p, Where where);
+
+  uint32_t loading_ = 0;  // address of the tcgen05.ld that is not waited for
+};
+
+}  // namespace mxmoe::interpreter

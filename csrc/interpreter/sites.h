@@ -1,0 +1,34 @@
+// The places in kernel text where a Machine method is called: each is one instruction, and one thing to get wrong.
+#pragma once
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <vector>
+
+namespace mxmoe::interpreter {
+
+struct Site {
+  std::string label;  // "grouped_mm.h:120:7"
+  const char* op;     // the method
+  int64_t calls = 0;
+  bool predicated = false;  // some call left lanes out
+};
+
+// Of one launch.
+class Sites {
+ public:
+  uint32_t find(const char* op, const std::source_location& where);
+  const Site& operator[](uint32_t id) const { return sites_[id].site; }
+  void mark_predicated(uint32_t id) { sites_[id].site.predicated = true; }
+  std::vector<Site> list() const;
+
+ private:
+  struct Entry {
+    const char* file;
+    uint32_t line, column;
+    Site site;
+  };
+  std::vector<Entry> sites_;
+};
+
+}  // namespace mxmoe::interpreter

@@ -1,0 +1,16 @@
+"""The GPU kernels on the CPU: csrc/cuda/kernels run by csrc/interpreter, which checks every access and every barrier.
+
+For tests, not for speed. A kernel that races, deadlocks, or reads what it may not raises `KernelError`.
+"""
+
+from mxmoe.backends.interpreter.extension import KernelError, Run, running
+from mxmoe.backends.interpreter.gemm import grouped_mm
+from mxmoe.backends.interpreter.memory import empty
+from mxmoe.backends.interpreter.quantize import quantize
+
+SUPPORTS: frozenset[tuple[str, str]] = frozenset(
+    {("quantize", "mxfp8"), ("quantize", "mxfp8_e5m2")}
+    | {("grouped_mm", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2", "nvfp4")}
+)  # (verb, format)
+
+__all__ = ["SUPPORTS", "KernelError", "Run", "empty", "grouped_mm", "quantize", "running"]

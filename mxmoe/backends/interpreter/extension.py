@@ -1,0 +1,48 @@
+"""Loads the interpreter and holds what every run is given: the scheduler's seed, CTAs at a time, and one mutant."""
+
+import importlib.util
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+try:
+    import mxmoe._interp as _interp
+except ImportError as error:  # named again, with what to do, where a verb is asked for
+    spec = importlib.util.find_spec("mxmoe._interp")
+    raise ImportError(
+        f"the interpreter backend needs mxmoe._interp ({spec.origin if spec else 'not built'}), which failed to load: {error}. "
+        "Build it with `pip install -e .`, or ask for backend='host'."
+    ) from error
+
+KernelError = _interp.KernelError
+
+
+@dataclass
+class Run:
+    """How kernels run, and what ran."""
+
+    seed: int = 0
+    num_sms: int = 2  # CTAs at the same time
+    site: str = ""  # label of the one call that is done wrongly,
+    mutant: str = ""  # and how: "skip", "parity", ... (csrc/interpreter/machine.h)
+    sites: list[tuple[str, str, int, bool]] = field(default_factory=list)  # label, instruction, calls, some left lanes out
+
+
+_run = ContextVar("mxmoe_interpreter_run", default=None)
+
+
+@contextmanager
+def running(**settings):
+    """Kernels inside run with these settings of `Run`, which is yielded."""
+    run = Run(**settings)
+    token = _run.set(run)
+    try:
+        yield run
+    finally:
+        _run.reset(token)
+
+
+def launch(name: str, *args):
+    """Runs a kernel; raises KernelError where it is wrong."""
+    run = _run.get() or Run()
+    run.sites += getattr(_interp, name)(*args, run.seed, run.num_sms, run.site, run.mutant)

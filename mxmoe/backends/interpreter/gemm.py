@@ -1,0 +1,56 @@
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h."""
+
+import torch
+from torch import Tensor
+
+from mxmoe import layout
+from mxmoe.backends.interpreter.extension import launch
+from mxmoe.backends.interpreter.memory import dense, for_tma
+
+HALF = ("bf16", "fp16")
+MX8 = ("mxfp8", "mxfp8_e5m2")
+
+
+def grouped_mm(a, b, offs_E, bias_EO, out_MO):
+    pair = (a[3], b[3])
+    if not (pair[0] == pair[1] or set(pair) <= set(MX8)):
+        raise NotImplementedError(f"the interpreter backend multiplies operands of one kind, got {pair[0]} and {pair[1]}")
+    num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
+    a_values, b_values = for_tma(as_bytes(a)), for_tma(as_bytes(b)).flatten(0, 1)
+    a_scales = b_scales = None
+    if a[1] is not None:
+        starts = layout.padded_starts(offs_E)
+        rows = torch.arange(num_rows, dtype=torch.int32)
+        group = torch.searchsorted(offs_E, rows, right=True)
+        owned = group < num_experts
+        rows, group = rows[owned], group[owned]
+        first = torch.cat((offs_E.new_zeros(1), offs_E))[group]
+        a_scales = blocked(a[1][owned], starts[group] + rows - first, layout.padded_rows(num_rows, num_experts))
+        lines = layout.blocked_bytes(outputs, 1) // 4  # of one expert, padded
+        index = torch.arange(num_experts).unsqueeze(1) * lines + torch.arange(outputs)
+        b_scales = blocked(b[1].flatten(0, 1), index.flatten(), num_experts * lines)
+    bias = None if bias_EO is None else bias_EO.float().contiguous()
+    with dense(out_MO) as out:
+        launch(
+            "grouped_mm_sm100", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3],
+            offs_E.contiguous(), bias, out,
+        )  # fmt: skip
+
+
+def as_bytes(operand) -> Tensor:
+    """Values as TMA takes them: 16-bit elements, or bytes."""
+    values = operand[0]
+    return values if operand[3] in HALF else values.view(torch.uint8)
+
+
+def contiguous(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def blocked(scales_XN: Tensor, lines_X: Tensor, num_lines: int) -> Tensor:
+    """uint8 (bytes,): the blocked matrix of num_lines lines (a multiple of 128) with row i of the scales as line lines_X[i]."""
+    num_blocks = scales_XN.shape[1]
+    out = torch.zeros(layout.blocked_bytes(num_lines, num_blocks), dtype=torch.uint8)
+    at = layout.blocked_offset(lines_X.long().unsqueeze(1), torch.arange(num_blocks), num_blocks)
+    out[at] = scales_XN.view(torch.uint8)
+    return out

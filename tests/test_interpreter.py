@@ -1,0 +1,144 @@
+"""The GPU kernels under the interpreter: their results, under many schedules; and that it finds what is wrong with a kernel."""
+
+import re
+
+import pytest
+import torch
+
+from mxmoe.backends.interpreter import KernelError, running
+from tests.gemm_cases import Problem, operand
+from tests.helpers import boundary_inputs, num_threads, poisoned
+from tests.interpreter_cases import (
+    INTERPRETER,
+    check_grouped_mm,
+    check_quantize,
+    check_quantize_blocked,
+    ends,
+    grouped_mm_case,
+    quantize_case,
+    quantize_plain_case,
+)
+from tests.mutants import mutants, reason
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """torch's threads spin between its small operators, on the cores that the interpreter runs on."""
+    with num_threads(1):
+        yield
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+CASES = {
+    "quantize": quantize_case,
+    "quantize_plain": quantize_plain_case,
+    **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
+}
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "both"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2"])
+@pytest.mark.parametrize("offs", [None, ends(0, 130, 0, 1, 139), ends(300), ends(0, 0)], ids=["whole", "ragged", "one", "empty"])
+def test_quantize_is_the_reference(format, dtype, axis, offs):
+    x = boundary_inputs(300, 272, 1, dtype, finite=False)
+    check_quantize(x, format, axis, offs, scale_mode="floor" if axis == "column" else "rceil")
+    check_quantize_blocked(x, format, axis, offs)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 300), (33, 45), (128, 128), (129, 16)])
+def test_quantize_of_a_batch_and_its_tails(rows, length):
+    check_quantize(boundary_inputs(3 * rows, length, 2, torch.float32, finite=False).view(3, rows, length), "mxfp8")
+    check_quantize_blocked(boundary_inputs(2 * rows, length, 2, torch.bfloat16).view(2, rows, length), "mxfp8")
+
+
+def test_quantize_of_strided_rows_and_of_no_rows():
+    check_quantize(boundary_inputs(64, 80, 1, torch.bfloat16).T, "mxfp8")
+    check_quantize(boundary_inputs(64, 160, 1, torch.bfloat16)[:, 3:77], "mxfp8")
+    check_quantize(torch.empty(0, 64), "mxfp8", offs=ends(0, 0))
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("problem", "dtype", "bias"),
+    [
+        (Problem((1,), 128, 128), torch.bfloat16, False),  # one token
+        (Problem((0, 150, 0), 33, 96, past=3), torch.float32, True),  # all on one expert, tails everywhere
+        (Problem((5, 0, 130, 128, 1), 200, 300, past=140), torch.bfloat16, True),  # ragged
+        (Problem((0, 0), 16, 32, past=130), torch.float16, False),  # no token
+    ],
+    ids=["one", "tails", "ragged", "empty"],
+)
+def test_grouped_mm_is_within_its_bound(format, problem, dtype, bias):
+    check_grouped_mm(problem, format, dtype, bias)
+
+
+def test_grouped_mm_mixes_mx_elements():
+    p = Problem((40, 30), 64, 160)
+    a, b = operand(torch.ones(p.rows, p.contraction), "mxfp8"), operand(torch.ones(2, p.outputs, p.contraction), "mxfp8_e5m2")
+    out = poisoned((p.rows, p.outputs), torch.float32)
+    INTERPRETER.run("grouped_mm", a, b, p.offs, None, out)
+    assert (out == 160).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_schedule_gives_the_same(name):
+    for seed in range(20):
+        with running(seed=seed, num_sms=1 + seed % 4):
+            CASES[name]()
+
+
+# What it finds
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_mistake_is_caught(name):
+    wrong = mutants(CASES[name])
+    assert len(wrong) > 10
+    assert not [m for m in wrong if reason(CASES[name], m) is None]
+
+
+def report(op: str, index: int, mutant: str) -> str:
+    """What is said where the index-th call of `op` in the text of the GEMM kernel is done wrongly."""
+    case = CASES["grouped_mm-mxfp8"]
+    with running() as run:
+        case()
+    sites = sorted((site for site, name, _, _ in run.sites if name == op), key=lambda site: int(site.split(":")[1]))
+    with running(site=sites[index], mutant=mutant), pytest.raises(KernelError) as caught:
+        case()
+    return str(caught.value)
+
+
+def test_a_race_names_both_sides():
+    text = report("tcgen05.fence::before_thread_sync", 0, "skip")  # the epilogue's, before it gives the accumulator back
+    assert re.search(
+        r"race: grouped_mm, CTA \d, issuer \(warp 1\), tcgen05.mma.block_scale at grouped_mm_sm100.h:\d+:\d+: write of", text
+    )
+    assert re.search(r"lane \d+, column \d+ is not ordered after the read by tcgen05.ld at \S+ of CTA \d, epilogue", text)
+
+
+def test_a_deadlock_names_every_role_its_barrier_and_phase():
+    text = report("tcgen05.commit", 0, "skip")  # of a slot
+    assert text.startswith("deadlock: grouped_mm: no warp can go on and nothing is in flight")
+    assert re.search(
+        r"producer \(warp 0\): waits at \S+ for parity \d of the barrier at shared address \d+ \(phase 0, 1 of 1 arrivals", text
+    )
+    assert re.search(r"epilogue \(warp 2\): waits at", text)
+
+
+def test_reads_past_an_array_are_named():
+    p = Problem((40,), 64, 128)
+    values, scales, _, format = operand(torch.randn(1, p.outputs, p.contraction), "mxfp8")
+    a = operand(torch.randn(p.rows, p.contraction), "mxfp8")
+    offs = torch.tensor([p.rows + 100], dtype=torch.int32)  # what ops refuses: more rows than there are
+    with pytest.raises(KernelError, match=r"out of bounds: grouped_mm, CTA 0, epilogue .* st.global.v4 .* of out, which has 5120"):
+        INTERPRETER.run("grouped_mm", a, (values, scales, None, format), offs, None, poisoned((40, 64), torch.bfloat16))
+
+
+def test_options_without_a_kernel_are_refused():
+    with pytest.raises(NotImplementedError, match="no quantize with option hadamard"):
+        INTERPRETER.quantize(torch.ones(2, 32), "mxfp8", hadamard=True)
+    p = Problem((4,), 16, 64)
+    a, b = operand(torch.ones(4, 64), "bf16"), operand(torch.ones(1, 16, 64), "mxfp8")
+    with pytest.raises(NotImplementedError, match="operands of one kind, got bf16 and mxfp8"):
+        INTERPRETER.run("grouped_mm", a, b, p.offs, None, poisoned((4, 16), torch.bfloat16))
