@@ -20,16 +20,16 @@ struct HostGemmConfig {
 
 // For a group of `rows` x `outputs` with `steps`, in a problem whose tasks should not exceed `task_work` (rows x panels
 // x steps): a panel takes at most half of L2, panels packed together a quarter. Few
-// rows: short blocks, fetched while the one before is packed, and long runs of them.
+// rows: long runs, because the first panel of a run may not have been fetched.
 constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t outputs, int64_t steps,
                                      int64_t task_work) {
-  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16, kFewRowsSteps = 512, kFewRowsRun = 16;
+  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16, kFewRowsRun = 8;
   const bool few_rows = rows <= HostGemmConfig::kFewRows;
   const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   HostGemmConfig c{};
   c.block_steps = l2_bytes / 2 / (kPanelLines * 4) / 128 * 128;
-  c.block_steps = clamp(c.block_steps, 128, few_rows ? kFewRowsSteps : 1 << 20);
+  c.block_steps = clamp(c.block_steps, 128, 1 << 20);
   steps = clamp(steps, 1, 1 << 30);
   c.block_panels = clamp(c.block_steps / 2 / steps, 1, kMaxPanels);
   const int64_t chunks = ceil_div(rows, clamp(task_work / steps, kMinRows, kMaxRows));

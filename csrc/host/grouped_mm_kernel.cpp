@@ -109,7 +109,8 @@ class Gemm {
     const int num_rows = static_cast<int>(smaller(kPanel, g.rows - row0));
     uint32_t* out = reinterpret_cast<uint32_t*>(packed_ + g.packed_bytes);
     if (a_in_panels()) {
-      Step::panel(p_.a, g.a, row0, num_rows, 0, g.contraction, out + block * steps_of(g) * kPanel, 0);
+      Ahead none;
+      Step::panel(p_.a, g.a, row0, num_rows, 0, g.contraction, out + block * steps_of(g) * kPanel, none);
     } else {
       const int64_t stride = packed_row_words(g);
       Step::rows(p_.a, g.a, row0, num_rows, 0, g.contraction, out + row0 * stride, stride);
@@ -143,14 +144,6 @@ class Gemm {
     return {begin, begin + lines * stride};
   }
 
-  // From what a panel is packed from to what is wanted soon: the next 16 lines, or where few rows leave no time to
-  // fetch anything while they are multiplied, the next block.
-  int64_t distance(const GemmGroup& g, int64_t k0, int64_t k, bool last) const {
-    if (g.rows > HostGemmConfig::kFewRows) return 16 * p_.b.line_stride;
-    const auto bytes = [&](int64_t n) { return is_packed(p_.b.element) ? n / 2 : n * p_.b.k_stride; };
-    return last ? kPanel * p_.b.line_stride - bytes(k0) : bytes(k);
-  }
-
   void multiply_chunk(int64_t task) const {
     const GemmGroup& g = find(task, &GemmGroup::first_task);
     const HostGemmConfig& c = g.config;
@@ -169,7 +162,9 @@ class Gemm {
     for (int64_t panel = begin, count; panel < end; panel += count) {
       const bool wide = panel_is_wide(g, panel);
       for (count = 1; count < smaller(c.block_panels, end - panel) && panel_is_wide(g, panel + count) == wide;) ++count;
-      Ahead ahead = source(g, panel + count, smaller(c.block_panels, end - panel - count));
+      // After the run: what this thread is likely to take next.
+      const int64_t next = panel + count < end ? panel + count : end + (p_.num_threads - 1) * c.run_panels;
+      Ahead ahead = source(g, next, c.block_panels);
       const int in_steps = wide ? 0 : narrow;
       if (in_steps) multiply<Step>(g, &a, s.list, in_steps, panel, count, s, ahead);
       if (in_steps < rows) multiply<FloatStep>(g, nullptr, s.list + in_steps, rows - in_steps, panel, count, s, ahead);
@@ -188,9 +183,12 @@ class Gemm {
       const int64_t steps = smaller(g.config.block_steps, steps_total - done), k0 = done * S::kPerStep;
       const int64_t k = smaller(steps * S::kPerStep, g.contraction - k0);
       const bool last = done + steps == steps_total;
-      for (int64_t q = 0; q < num_panels; ++q)
-        S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel,
-                 distance(g, k0, k, last));
+      for (int64_t q = 0; q < num_panels; ++q) {
+        // Few rows leave no time to fetch the next panel while they are multiplied.
+        Ahead own = source(g, first + q, 1), &fetched = g.rows <= HostGemmConfig::kFewRows ? ahead : own;
+        own.next += 16 * p_.b.line_stride;
+        S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel, fetched);
+      }
       for (int t = 0; t < tiles; ++t) {  // of equal heights, within one
         const int row0 = count * t / tiles, num_rows = count * (t + 1) / tiles - row0;
         const TileRows tile =

@@ -5,6 +5,18 @@
 
 namespace mxmoe::host::MXMOE_ISA {
 
+constexpr int kPanel = 64;  // lines of a panel
+
+// Memory that will be read soon, fetched into L2 in the order of its addresses while other work goes on.
+struct Ahead {
+  const uint8_t *next = nullptr, *end = nullptr;
+
+  __attribute__((always_inline)) void fetch(int lines) {
+    if (next >= end) return;
+    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 struct CodeTables {
   float e4m3[256]{}, e5m2[256]{}, e2m1[16]{};
 };
@@ -126,7 +138,7 @@ constexpr ScaleRange exact_scales() {
   if (E == Element::kMxE4M3) return {10, 246};
   if (E == Element::kMxE5M2) return {17, 239};
   if (E == Element::kMxE2M1) return {2, 252};
-  return {0, 255};
+  return {0, 126};  // NVFP4: neither negative nor NaN
 }
 
 template <Element E>
@@ -150,19 +162,20 @@ static bool all_within(const uint8_t* scales, int64_t n, ScaleRange range) {
 // not zero.
 template <Element E>
 static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t contraction) {
-  if constexpr (is_mx(E)) {
+  if constexpr (is_scaled(E)) {
     constexpr ScaleRange kExact = exact_scales<E>();
     const uint8_t* scales = lines.scales + line0 * f.scale_stride;
-    const int64_t blocks = (contraction + 31) / 32;
+    constexpr int kBlock = block_of(E);
+    const int64_t blocks = (contraction + kBlock - 1) / kBlock;
     const bool dense = f.scale_stride == blocks;
     if (dense && all_within(scales, blocks * num_lines, kExact)) return false;
     for (int line = 0; line < num_lines; ++line, scales += f.scale_stride) {
       if (all_within(scales, blocks, kExact)) continue;
       for (int64_t i = 0; i < blocks; ++i) {
         if (all_within(scales + i, 1, kExact)) continue;
-        int64_t n = contraction - 32 * i < 32 ? contraction - 32 * i : 32;
+        const int64_t k = i * kBlock, n = contraction - k < kBlock ? contraction - k : kBlock;
         const uint8_t* values = lines.values + (line0 + line) * f.line_stride;
-        if (scales[i] == 255 || !block_is_zero<E>(values, f.k_stride, 32 * i, n)) return true;
+        if ((scales[i] | (is_mx(E) ? 0 : 128)) == 255 || !block_is_zero<E>(values, f.k_stride, k, n)) return true;
       }
     }
   }
@@ -195,15 +208,19 @@ MXMOE_INLINE CodeBytes code_bytes() {
   return t;
 }
 
-// 64 codes -> BF16: codes 0..31 in `first`, 32..63 in `second`.
-MXMOE_INLINE void bf16_from_codes(const CodeBytes& t, __m512i codes, __m512i& first, __m512i& second) {
-  codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);  // unpack works within 128 bits
+// 64 codes -> BF16: of each 128-bit lane the lower 8 codes in `first`, the upper 8 in `second`.
+MXMOE_INLINE void bf16_from_lane_codes(const CodeBytes& t, __m512i codes, __m512i& first, __m512i& second) {
   const __m512i magnitude_bits = _mm512_set1_epi8(0x7f);
   __m512i low = _mm512_permutex2var_epi8(t.low[0], codes, t.low[1]);  // the index is the low 7 bits
   __m512i high = _mm512_permutex2var_epi8(t.high[0], codes, t.high[1]);
   high = _mm512_ternarylogic_epi64(high, codes, magnitude_bits, 0xf4);  // high | (codes & ~magnitude_bits)
   first = _mm512_unpacklo_epi8(low, high);
   second = _mm512_unpackhi_epi8(low, high);
+}
+
+// 64 codes -> BF16: codes 0..31 in `first`, 32..63 in `second`.
+MXMOE_INLINE void bf16_from_codes(const CodeBytes& t, __m512i codes, __m512i& first, __m512i& second) {
+  bf16_from_lane_codes(t, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes), first, second);
 }
 
 // Times 2^(s - 127): an addition to the exponent field; zero, Inf and NaN stay.

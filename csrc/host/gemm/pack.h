@@ -3,11 +3,9 @@
 //   always. rows:  [lines][steps] words; A where the contraction is contiguous.
 #pragma once
 #include "host/gemm/decode.h"
+#include "host/gemm/turn.h"
 
 namespace mxmoe::host::MXMOE_ISA {
-
-constexpr int kPanel = 64;
-
 #if defined(MXMOE_ISA_AVX512)
 
 // Rows r[i] of 16 words each become columns.
@@ -34,54 +32,26 @@ MXMOE_INLINE void transpose16(__m512i r[16]) {
   for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
-// 16 lines x 32 elements from k on, decoded and transposed: word s of line i to out[s * 64 + i]. Past num_lines and
-// count: zero.
-template <Element E>
-MXMOE_INLINE void pack_pair_block(const CodeBytes& table, const LineFormat& f, const Lines& lines, int num_lines,
-                                  int64_t k, int count, uint32_t* out) {
-  __m512i words[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    const uint8_t *values[2], *scales[2];
-    for (int j = 0; j < 2; ++j) {
-      const int64_t line = i + j < num_lines ? i + j : 0;
-      values[j] = lines.values + line * f.line_stride, scales[j] = lines.scales + line * f.scale_stride;
-    }
-    decode_bf16<E>(table, values, scales, k, count, words + i);
-    for (int j = 0; j < 2; ++j)
-      if (i + j >= num_lines) words[i + j] = _mm512_setzero_si512();
-  }
-  transpose16(words);
-#pragma GCC unroll 16
-  for (int s = 0; s < 16; ++s)
-    if (s < (count + 1) / 2) _mm512_store_si512(out + s * kPanel, words[s]);
-}
-
-// BF16 panel from lines whose contraction is contiguous, 16 lines at a time; memory `ahead` bytes further is fetched.
-template <Element E>
-static void pack_pairs_from_rows(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0,
-                                 int64_t n, uint32_t* out, int64_t ahead) {
-  constexpr int kPerCacheLine = E == Element::kBF16 ? 32 : is_packed(E) ? 128 : 64;
-  const CodeBytes table = code_bytes<E>();
+// BF16 panel from BF16 lines whose contraction is contiguous, 16 lines at a time.
+static void pack_bf16_lines(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0,
+                            int64_t n, uint32_t* out, Ahead& ahead) {
   for (int first = 0; first < kPanel; first += 16, out += 16) {
     const int present = num_lines - first < 16 ? num_lines - first : 16;
-    if (present <= 0) {
-      for (int64_t s = 0; s < (n + 1) / 2; ++s) _mm512_store_si512(out + s * kPanel, _mm512_setzero_si512());
-      continue;
-    }
-    const Lines block{lines.values + (line0 + first) * f.line_stride, lines.scales + (line0 + first) * f.scale_stride,
-                      nullptr};
+    const uint8_t* values = lines.values + (line0 + first) * f.line_stride + k0 * f.k_stride;
     uint32_t* to = out;
-    for (int64_t k = 0; k < n; k += 32, to += 16 * kPanel) {
-      if (present == 16 && n - k >= 32) {
-        if (k % kPerCacheLine == 0) {
-          const uint8_t* next = at<E>(block.values + ahead, f.k_stride, k0 + k);
-          for (int i = 0; i < 16; ++i) __builtin_prefetch(next + i * f.line_stride, 0, 2);
-        }
-        pack_pair_block<E>(table, f, block, 16, k0 + k, 32, to);
-      } else {
-        pack_pair_block<E>(table, f, block, present, k0 + k, static_cast<int>(n - k < 32 ? n - k : 32), to);
+    for (int64_t k = 0; k < n; k += 32, to += 16 * kPanel, values += 64) {
+      const int64_t count = n - k < 32 ? n - k : 32;
+      const __mmask32 valid = count == 32 ? ~0u : (1u << count) - 1;
+      ahead.fetch(16);
+      __m512i words[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        words[i] = _mm512_maskz_loadu_epi16(i < present ? valid : 0, values + i * f.line_stride);
       }
+      transpose16(words);
+#pragma GCC unroll 16
+      for (int s = 0; s < 16; ++s)
+        if (s < (count + 1) / 2) _mm512_store_si512(to + s * kPanel, words[s]);
     }
   }
 }
@@ -201,14 +171,14 @@ static void pack_floats_from_columns(const LineFormat& f, const Lines& lines, in
   }
 }
 
-// What a step holds, and how operands are packed for it. `ahead`: distance in bytes to memory that is read next.
+// What a step holds, and how operands are packed for it.
 struct FloatStep {
   static constexpr int kPerStep = 1;
   static bool in_place(const LineFormat& f, int64_t) { return f.element == Element::kF32 && !f.line_major; }
   static bool is_wide(const LineFormat&, const Lines&, int64_t, int, int64_t) { return false; }
 
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
-                    uint32_t* out, int64_t) {
+                    uint32_t* out, Ahead&) {
     float* floats = reinterpret_cast<float*>(out);
     for_element(f.element, [&]<Element E>() {
       if (is_packed(E) || !f.line_major)
@@ -260,12 +230,15 @@ struct PairStep {
   }
 
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
-                    uint32_t* out, int64_t ahead) {
+                    uint32_t* out, Ahead& ahead) {
     for_pair_element(f.element, [&]<Element E>() {
       if constexpr (!is_packed(E)) {
         if (f.line_major) return pack_pairs_from_columns<E>(f, lines, line0, num_lines, k0, n, out);
       }
-      pack_pairs_from_rows<E>(f, lines, line0, num_lines, k0, n, out, ahead);
+      if constexpr (E == Element::kBF16)
+        pack_bf16_lines(f, lines, line0, num_lines, k0, n, out, ahead);
+      else
+        pack_turned_lines<E>(f, lines, line0, num_lines, k0, n, out, ahead);
     });
   }
 

@@ -18,11 +18,6 @@ struct TileRows {
   int64_t step_stride;
 };
 
-// Memory that will be read next, fetched into L2 a line per step while the multiplications go on.
-struct Ahead {
-  const uint8_t *next = nullptr, *end = nullptr;
-};
-
 // acc (R, 64) (+)= R rows of A times the panel, one step after the other.
 template <class Step, int R>
 static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t steps, float* acc, bool resume,
