@@ -56,7 +56,7 @@ bars: $(DEV) build
 lint: $(DEV)
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
-	$(BIN)clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 
 # Building first shows its progress, which pip would hide; pip then finds everything built.
 .venv/.torch:

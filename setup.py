@@ -1,6 +1,5 @@
-"""Builds the extensions mxmoe._C (the compiled core) and mxmoe._interp (GPU kernels on the CPU) with CMake.
-
-torch is not looked at while building, and CUDA only where CMake finds nvcc."""
+"""Builds the extensions mxmoe._C (the compiled core), mxmoe._interp (GPU kernels on the CPU) and, where there is nvcc,
+mxmoe._cuda (GPU kernels) with CMake. MXMOE_CUDA=ON | OFF decides otherwise. torch is not looked at while building."""
 
 import importlib.util
 import os
@@ -85,19 +84,25 @@ class CMakeBuild(build_ext):
         configure = [
             cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={require_program('ninja')}",
             "-DCMAKE_BUILD_TYPE=Release", f"-DMXMOE_SANITIZE={'ON' if sanitize else 'OFF'}",
+            f"-DMXMOE_CUDA={os.environ.get('MXMOE_CUDA', 'AUTO')}",
             f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11_dir()}",
         ]  # fmt: skip
         if not self.configure(configure, directory):
             sys.exit(f"mxmoe: cmake could not configure the build (compiler: {compiler}); its message is above.")
         jobs = str(self.parallel or len(os.sched_getaffinity(0)))
-        failed = subprocess.run([cmake, "--build", str(directory), "--target", *targets, "--parallel", jobs]).returncode
+        failed = subprocess.run([cmake, "--build", str(directory), "--target", "all", "--parallel", jobs]).returncode
         built_with.write_text(compiler)
         if failed:
             sys.exit("mxmoe: the C++ core did not compile; the compiler's message is above.")
         for name, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
+            built = next(directory.glob(f"{name}.*"), None)
+            if built is None and name == "_cuda":  # no nvcc: a module that is left of another build is stale
+                for stale in (target, ROOT / "mxmoe" / target.name):
+                    stale.unlink(missing_ok=True)
+                continue
             with tempfile.TemporaryDirectory(dir=target.parent) as beside:  # renamed into place: never a half-written module
-                os.replace(shutil.copy(next(directory.glob(f"{name}.*")), beside), target)
+                os.replace(shutil.copy(built, beside), target)
 
     @staticmethod
     def configure(command: list[str], directory: Path) -> bool:
@@ -114,4 +119,5 @@ class CMakeBuild(build_ext):
 
 if __name__ == "__main__":
     require_writable(ROOT)
-    setup(ext_modules=[Extension(f"mxmoe.{name}", sources=[]) for name in ("_C", "_interp")], cmdclass={"build_ext": CMakeBuild})
+    modules = [Extension(f"mxmoe.{name}", sources=[], optional=name == "_cuda") for name in ("_C", "_interp", "_cuda")]
+    setup(ext_modules=modules, cmdclass={"build_ext": CMakeBuild})

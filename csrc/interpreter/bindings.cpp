@@ -6,7 +6,8 @@
 
 #include "bindings/tensor_caster.h"
 #include "cuda/tile/descriptors.h"
-#include "interpreter/launch.h"
+#include "cuda/verbs.h"
+#include "interpreter/launcher.h"
 
 namespace py = pybind11;
 
@@ -15,31 +16,18 @@ namespace {
 
 using SiteList = std::vector<std::tuple<std::string, std::string, int64_t, bool>>;
 
-template <typename F>
-SiteList run(F launch, uint64_t seed, int num_sms, const std::string& site, const std::string& mutant) {
-  py::gil_scoped_release release;
-  SiteList list;
-  for (const Site& s : launch(Options{seed, num_sms, site, mutant}))
-    list.emplace_back(s.label, s.op, s.calls, s.predicated);
-  return list;
-}
-
-SiteList bind_quantize(const Tensor& x, const Tensor& offs, const std::string& format, bool floor, bool blocked,
-                       const Tensor& row_values, const Tensor& row_scales, const Tensor& column_values,
-                       const Tensor& column_scales, uint64_t seed, int num_sms, const std::string& site,
-                       const std::string& mutant) {
-  const QuantizeCopy row{row_values, row_scales}, column{column_values, column_scales};
-  return run([&](const Options& o) { return quantize(x, offs, format, floor, blocked, row, column, o); }, seed, num_sms,
-             site, mutant);
-}
-
-SiteList bind_grouped_mm(const Tensor& a, const Tensor& a_scales, const Tensor& a_global, const std::string& a_format,
-                         const Tensor& b, const Tensor& b_scales, const Tensor& b_global, const std::string& b_format,
-                         const Tensor& offs, const Tensor& bias, const Tensor& out, uint64_t seed, int num_sms,
-                         const std::string& site, const std::string& mutant) {
-  const GemmOperand lines_a{a, a_scales, a_global, a_format}, lines_b{b, b_scales, b_global, b_format};
-  return run([&](const Options& o) { return grouped_mm_sm100(lines_a, lines_b, offs, bias, out, o); }, seed, num_sms,
-             site, mutant);
+// A verb as Python calls it.
+template <typename... Args>
+auto bound(void (*verb)(Launcher&, Args...)) {
+  return [verb](std::remove_cvref_t<Args>... args, uint64_t seed, int num_sms, const std::string& site,
+                const std::string& mutant) {
+    py::gil_scoped_release release;
+    Launcher launcher{{seed, num_sms, site, mutant}, {}};
+    verb(launcher, args...);
+    SiteList list;
+    for (const Site& s : launcher.sites) list.emplace_back(s.label, s.op, s.calls, s.predicated);
+    return list;
+  };
 }
 
 }  // namespace
@@ -49,8 +37,8 @@ PYBIND11_MODULE(_interp, m) {
   namespace i = mxmoe::interpreter;
   m.doc() = "mxmoe's GPU kernels, run on the CPU by an interpreter that checks them";
   py::register_exception<i::KernelError>(m, "KernelError", PyExc_RuntimeError);
-  m.def("quantize", &i::bind_quantize);
-  m.def("grouped_mm_sm100", &i::bind_grouped_mm);
+  m.def("quantize", i::bound(&mxmoe::cuda::run_quantize<i::Launcher>));
+  m.def("grouped_mm_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_sm100<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
   namespace c = mxmoe::cuda;

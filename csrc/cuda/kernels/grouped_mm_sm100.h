@@ -11,6 +11,7 @@
 //   output finished (4 arrivals)  epilogue -> issuer
 #pragma once
 #include "cuda/kernels/schedule.h"
+#include "cuda/launch.h"
 #include "cuda/tile/types.h"
 #include "formats.h"
 #include "layout.h"
@@ -257,6 +258,64 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   m.syncthreads();
   m.tcgen05_fence_after_thread_sync();
   if (m.warp_idx() == 1) m.tcgen05_dealloc(tmem, C::kTmemColumns);
+}
+
+template <class C>
+struct launchable {
+  static constexpr const char* name = "grouped_mm";
+  static constexpr int warps = C::kWarps;
+  using shared_type = shared<C>;
+  template <class M>
+  using globals_type = globals<M>;
+  template <class M>
+  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
+    kernel<C>(m, g);
+  }
+};
+
+// values (lines, bytes or halves of contraction), lines 16 bytes apart, b's experts stacked; scales blocked, a's by
+// padded rows, b's one matrix per expert; global FP32 per line, NVFP4 only. element: 1 for E5M2 and BF16, 0 for E4M3
+// and FP16.
+struct OperandTensors {
+  Tensor values, scales, global;
+  int element;
+};
+
+template <class C, class L>
+void launch_config(L& l, globals<typename L::machine> g, const OperandTensors& a, const OperandTensors& b,
+                   const Tensor& offs, const Tensor& bias, const Tensor& out) {
+  g.a = l.tensor_map(a.values, C::kRows, C::kStepBytes, Swizzle::k128B);
+  g.b = l.tensor_map(b.values, C::kColumns, C::kStepBytes, Swizzle::k128B);
+  const int64_t num_bytes = a.values.sizes[1] * bytes_of(a.values.dtype);
+  g.steps = static_cast<int>(ceil_div(num_bytes, C::kStepBytes));
+  g.scale_tiles = static_cast<int>(C::kOperand == Operand::kNvfp4 ? ceil_div(num_bytes, 32) : g.steps);
+  l.template run<launchable<C>>(l.num_sms(), g,
+                                {{"a", a.values},
+                                 {"a scales", a.scales},
+                                 {"a global", a.global},
+                                 {"b", b.values},
+                                 {"b scales", b.scales},
+                                 {"b global", b.global},
+                                 {"offs", offs},
+                                 {"bias", bias},
+                                 {"out", out, true}});
+}
+
+// offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride.
+template <Operand kOperand, class L>
+void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor& offs, const Tensor& bias,
+            const Tensor& out) {
+  globals<typename L::machine> g{};
+  g.groups = {offs.ptr<int32_t>(), static_cast<int>(offs.sizes[0]), 0, out.sizes[0]};
+  g.a_scales = a.scales.ptr<uint8_t>(), g.b_scales = b.scales.ptr<uint8_t>();
+  g.a_global = a.global.ptr<float>(), g.b_global = b.global.ptr<float>();
+  g.bias = bias.ptr<float>();
+  g.out = out.data, g.out_stride = out.strides[0];
+  g.outputs = static_cast<int>(out.sizes[1]);
+  g.a_element = a.element, g.b_element = b.element;
+  if (out.dtype == DType::kF32) launch_config<config<kOperand, Output::kF32>>(l, g, a, b, offs, bias, out);
+  if (out.dtype == DType::kBF16) launch_config<config<kOperand, Output::kBF16>>(l, g, a, b, offs, bias, out);
+  if (out.dtype == DType::kF16) launch_config<config<kOperand, Output::kF16>>(l, g, a, b, offs, bias, out);
 }
 
 }  // namespace mxmoe::cuda::grouped_mm_sm100

@@ -6,6 +6,7 @@
 // docs/numerics.md's.
 #pragma once
 #include "cuda/kernels/groups.h"
+#include "cuda/launch.h"
 #include "cuda/tile/types.h"
 #include "formats.h"
 #include "layout.h"
@@ -268,6 +269,53 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
       store_scales(m, s.column_scales, true, g.column.scales + lines * padded / C::kBlock + column * 4, 0, 0, 0);
     }
   }
+}
+
+template <class C>
+struct launchable {
+  static constexpr const char* name = "quantize";
+  static constexpr int warps = C::kWarps;
+  using shared_type = shared<C>;
+  template <class M>
+  using globals_type = globals<M>;
+  template <class M>
+  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
+    kernel<C>(m, g);
+  }
+};
+
+struct CopyTensors {
+  Tensor values, scales;
+};
+
+template <class C, class L>
+void launch_config(L& l, globals<typename L::machine> g, const Tensor& x, const Tensor& offs, const CopyTensors& row,
+                   const CopyTensors& column) {
+  g.x = l.tensor_map(x, C::kRows, C::kColumns * C::kElementBytes, Swizzle::kNone);
+  const int64_t ctas = row_tiles(g.groups) * ceil_div(g.length, C::kColumns);
+  l.template run<launchable<C>>(ctas, g,
+                                {{"x", x},
+                                 {"offs", offs},
+                                 {"row values", row.values, true},
+                                 {"row scales", row.scales, true},
+                                 {"column values", column.values, true},
+                                 {"column scales", column.scales, true}});
+}
+
+// x (B, R, L), rows 16 bytes apart; offs (E,) with B = 1, or none. Copies without values are not made.
+template <typename E, class L>
+void launch(L& l, const Tensor& x, const Tensor& offs, bool floor, bool blocked, const CopyTensors& row,
+            const CopyTensors& column) {
+  globals<typename L::machine> g{};
+  const int64_t groups = offs ? offs.sizes[0] : x.sizes[0];
+  g.groups = {offs.ptr<int32_t>(), static_cast<int>(groups), static_cast<int>(x.sizes[1]), x.sizes[0] * x.sizes[1]};
+  g.length = x.sizes[2];
+  g.row = {row.values.ptr<uint8_t>(), row.scales.ptr<uint8_t>()};
+  g.column = {column.values.ptr<uint8_t>(), column.scales.ptr<uint8_t>()};
+  g.blocked = blocked, g.floor = floor;
+  if (x.dtype == DType::kF32) launch_config<config<E, Input::kF32>>(l, g, x, offs, row, column);
+  if (x.dtype == DType::kBF16) launch_config<config<E, Input::kBF16>>(l, g, x, offs, row, column);
+  if (x.dtype == DType::kF16) launch_config<config<E, Input::kF16>>(l, g, x, offs, row, column);
 }
 
 }  // namespace mxmoe::cuda::quantize

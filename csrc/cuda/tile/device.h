@@ -209,8 +209,7 @@ struct Device {
     else if constexpr (kKind == MmaKind::kMxf8f6f4)
       asm volatile(
           "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n"
-          "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(
-              d),
+          "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(d),
           "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b)
           : "memory");
     else

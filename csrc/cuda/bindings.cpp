@@ -1,0 +1,33 @@
+// The Python module mxmoe._cuda. Every verb ends with the stream, as an integer.
+#include <cuda_runtime.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/tensor_caster.h"
+#include "cuda/launcher.h"
+#include "cuda/verbs.h"
+
+namespace {
+
+template <typename... Args>
+auto bound(void (*verb)(mxmoe::cuda::Launcher&, Args...)) {
+  return [verb](std::remove_cvref_t<Args>... args, uintptr_t stream) {
+    mxmoe::cuda::Launcher launcher(stream);
+    verb(launcher, args...);
+  };
+}
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  using mxmoe::cuda::Launcher;
+  m.doc() = "mxmoe's GPU kernels";
+  m.def("device_count", &device_count, "0 where there is no driver.");
+  m.def("quantize", bound(&mxmoe::cuda::run_quantize<Launcher>));
+  m.def("grouped_mm_sm100", bound(&mxmoe::cuda::run_grouped_mm_sm100<Launcher>));
+}

@@ -1,0 +1,56 @@
+// Runs a kernel's launch on the current device (see cuda/launch.h). Nothing waits for the device.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "cuda/launch.h"
+#if defined(__CUDACC__)
+#include "cuda/tile/device.h"
+#endif
+
+namespace mxmoe::cuda {
+
+struct Device;
+struct DeviceTensorMap;
+
+void check(cudaError_t error, const char* what);  // throws std::runtime_error
+DeviceTensorMap encode(const TensorMapArgs& args);
+
+struct Launcher {
+  using machine = Device;
+  cudaStream_t stream;
+  int sms;
+
+  explicit Launcher(uintptr_t stream);
+  int num_sms() const { return sms; }
+
+#if defined(__CUDACC__)
+  DeviceTensorMap tensor_map(const Tensor& t, uint32_t box_rows, uint32_t box_bytes, Swizzle swizzle) const {
+    return encode(tensor_map_args(t, box_rows, box_bytes, swizzle));
+  }
+
+  template <class K>
+  void run(int64_t num_ctas, const typename K::template globals_type<Device>& g, const std::vector<Argument>&);
+#endif
+};
+
+#if defined(__CUDACC__)
+template <class K>
+__global__ void __launch_bounds__(K::warps * 32)
+    entry(const __grid_constant__ typename K::template globals_type<Device> g) {
+  Device m;
+  K::run(m, g);
+}
+
+template <class K>
+void Launcher::run(int64_t num_ctas, const typename K::template globals_type<Device>& g, const std::vector<Argument>&) {
+  if (num_ctas == 0) return;
+  constexpr int kShared = sizeof(typename K::shared_type);
+  check(cudaFuncSetAttribute(entry<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), K::name);
+  entry<K><<<static_cast<unsigned>(num_ctas), K::warps * 32, kShared, stream>>>(g);
+  check(cudaGetLastError(), K::name);
+}
+#endif
+
+}  // namespace mxmoe::cuda

@@ -1,0 +1,23 @@
+// The verbs that have kernels, from formats by name to their launches, for any launcher (cuda/launch.h). Declared here
+// for the bindings; defined in cuda/verbs/<verb>.h and instantiated once for each launcher, each in a file of its own.
+#pragma once
+#include <string>
+
+#include "tensor.h"
+
+namespace mxmoe::cuda {
+
+// 8-bit MX formats. x (B, R, L), rows 16 bytes apart; B = 1 with offs. Scales uint8: plain, or blocked.
+template <class L>
+void run_quantize(L& l, const Tensor& x, const Tensor& offs, const std::string& format, bool floor, bool blocked,
+                  const Tensor& row_values, const Tensor& row_scales, const Tensor& column_values,
+                  const Tensor& column_scales);
+
+// a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
+// "mxfp8_e5m2", "nvfp4", "bf16", "fp16".
+template <class L>
+void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
+                          const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
+                          const std::string& b_format, const Tensor& offs, const Tensor& bias, const Tensor& out);
+
+}  // namespace mxmoe::cuda

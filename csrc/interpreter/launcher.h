@@ -1,0 +1,33 @@
+// Runs a kernel's launch on a Grid (see cuda/launch.h); afterwards `sites` are the calls that ran.
+#pragma once
+#include <vector>
+
+#include "cuda/launch.h"
+#include "interpreter/machine.h"
+
+namespace mxmoe::interpreter {
+
+struct Launcher {
+  using machine = Warp;
+  Options options;
+  std::vector<Site> sites;
+
+  int num_sms() const { return options.num_sms; }
+
+  cuda::TensorMapArgs tensor_map(const Tensor& t, uint32_t box_rows, uint32_t box_bytes, cuda::Swizzle swizzle) const {
+    return cuda::tensor_map_args(t, box_rows, box_bytes, swizzle);
+  }
+
+  template <class K>
+  void run(int64_t num_ctas, const typename K::template globals_type<Warp>& g,
+           const std::vector<cuda::Argument>& arguments) {
+    Grid grid(K::name, options, static_cast<int>(num_ctas), K::warps, sizeof(typename K::shared_type),
+              buffers(arguments));
+    grid.run([&](Warp& m) { K::run(m, g); });
+    sites = grid.sites();
+  }
+
+  static std::vector<Buffer> buffers(const std::vector<cuda::Argument>& arguments);
+};
+
+}  // namespace mxmoe::interpreter

@@ -1,0 +1,42 @@
+"""What nvcc makes of the GPU kernels: the instructions that must be there, no spills, and the committed table of them."""
+
+import pytest
+
+from tests import machine_code
+
+pytestmark = [
+    pytest.mark.tree,
+    pytest.mark.skipif(not machine_code.objects(), reason="built without nvcc"),
+    pytest.mark.skipif(not machine_code.tools(), reason="needs nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"),
+]
+# Beginning of the kernel's name -> architectures, instructions it must have (prefixes), must not have.
+EXPECTED = {
+    "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
+    "grouped_mm_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),  # BF16, FP16
+    "grouped_mm_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # MXFP8
+    "grouped_mm_sm100<2": ({"sm_100"}, ("UTCOMMA.4X", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # NVFP4
+}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return {key: facts for path in machine_code.objects() for key, facts in machine_code.kernels(path).items()}
+
+
+def test_every_kernel_has_its_instructions_and_no_spills(kernels):
+    for (arch, name), facts in kernels.items():
+        (archs, present, absent) = next(e for start, e in EXPECTED.items() if name.startswith(start))
+        assert arch in archs, name
+        for op in present:
+            assert any(found.startswith(op) for found in facts["code"]), (name, arch, op)
+        assert not [found for found in facts["code"] if found.startswith((*absent, "LDL", "STL"))], (name, arch)
+        assert facts["spilled"] == 0, (name, arch)
+
+
+def test_every_expected_kernel_is_there(kernels):
+    for start, (archs, _, _) in EXPECTED.items():
+        assert {arch for arch, name in kernels if name.startswith(start)} == archs, start
+
+
+def test_the_committed_table_is_what_was_built():
+    assert machine_code.TABLE.read_text() == machine_code.table(), "look at the difference, then `python -m tests.machine_code`"
