@@ -140,6 +140,18 @@ def test_the_reference_uses_torchs_own_memory():
     assert held.numel() == 8 * MIB
 
 
+def test_what_cannot_be_had_is_an_error_and_counts_as_nothing():
+    before = mxmoe.memory_stats()
+    with pytest.raises(MemoryError):
+        empty((2**62,), torch.uint8, LIKE, "host")
+    assert mxmoe.memory_stats() == before
+
+
+def test_a_default_device_changes_nothing():
+    with torch.device("meta"):
+        assert block(4).device.type == "cpu"
+
+
 def test_results_may_outlive_the_interpreter():
     code = "import mxmoe, torch; keep = mxmoe.quantize(torch.randn(2048, 4096), 'mxfp8'); import builtins; builtins.keep = keep"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""

@@ -45,11 +45,11 @@ class Pool {
   void* take(int64_t& size) {
     std::lock_guard<std::mutex> lock(mutex_);
     size = (size + kHugePage - 1) & -kHugePage;
-    void* data = reuse(size);
+    void* const kept = reuse(size);
+    void* const data = kept ? kept : map(size);  // before anything is counted: it may throw
     stats_.in_use += size;
     if (stats_.in_use > stats_.peak) stats_.peak = stats_.in_use;
-    if (!data) {
-      data = map(size);
+    if (!kept) {
       const int64_t surplus = stats_.in_use + stats_.kept - bound();
       for (int64_t at = 0; at < size && at < surplus; at += kHugePage) move_oldest_page(static_cast<char*>(data) + at);
     }

@@ -15,7 +15,7 @@ def empty(shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     if num_bytes < MIN_BYTES:
         return torch.empty(size, dtype=dtype, device=device)
     storage = torch.frombuffer(_C.Block(num_bytes), dtype=torch.uint8, count=num_bytes).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, size, dense_strides(size))
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, dense_strides(size))
 
 
 memory_stats = _C.memory_stats
