@@ -67,21 +67,25 @@ MXMOE_INLINE void store_elements(stored<D>* p, f32 x) {
     store(p, round_elements<D>(x));
 }
 
-// The same around the caches, where the set has such a store; aligned to what it writes, and a fence must follow.
+// Two vectors around the caches, where the set has such a store; p is aligned to 64 bytes, and a fence must follow.
 template <DType D>
-MXMOE_INLINE void stream_elements(stored<D>* p, f32 x) {
+MXMOE_INLINE void stream_elements(stored<D>* p, f32 a, f32 b) {
 #if defined(MXMOE_ISA_AVX512)
-  if constexpr (D == DType::kF32)
-    _mm512_stream_ps(p, (__m512)x);
-  else
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)round_elements<D>(x));
+  if constexpr (D == DType::kF32) {
+    _mm512_stream_ps(p, (__m512)a), _mm512_stream_ps(p + kLanes, (__m512)b);
+  } else {
+    __m512i x = _mm512_castsi256_si512((__m256i)round_elements<D>(a));
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), _mm512_inserti64x4(x, (__m256i)round_elements<D>(b), 1));
+  }
 #elif defined(MXMOE_ISA_AVX2)
-  if constexpr (D == DType::kF32)
-    _mm256_stream_ps(p, (__m256)x);
-  else
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)round_elements<D>(x));
+  if constexpr (D == DType::kF32) {
+    _mm256_stream_ps(p, (__m256)a), _mm256_stream_ps(p + kLanes, (__m256)b);
+  } else {
+    auto* to = reinterpret_cast<__m128i*>(p);
+    _mm_stream_si128(to, (__m128i)round_elements<D>(a)), _mm_stream_si128(to + 1, (__m128i)round_elements<D>(b));
+  }
 #else
-  store_elements<D>(p, x);
+  store_elements<D>(p, a), store_elements<D>(p + kLanes, b);
 #endif
 }
 

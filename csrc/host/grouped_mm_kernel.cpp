@@ -57,21 +57,21 @@ class Gemm {
   }
 
  private:
+  int64_t out_size() const { return p_.out_dtype == DType::kF32 ? 4 : 2; }
   bool a_in_panels() const { return p_.a.line_major; }
   static int64_t steps_of(const GemmGroup& g) { return ceil_div(g.contraction, Step::kPerStep); }
   // Words; one cache line more than a multiple of 64 bytes, so that rows do not share their cache sets.
   static int64_t packed_row_words(const GemmGroup& g) { return round_up(steps_of(g), 16) + 16; }
 
   void lay_out() {
-    const int64_t out_size = p_.out_dtype == DType::kF32 ? 4 : 2;
     int64_t work = 0, out_bytes = 0;
-    bool aligned = p_.out_stride * out_size % 64 == 0;
+    bool aligned = p_.out_stride * out_size() % 64 == 0;
     for (int64_t e = 0; e < p_.num_groups; ++e) {
       const GemmGroup& g = p_.groups[e];
       a_in_place_ &= Step::in_place(p_.a, g.contraction);
       aligned &= reinterpret_cast<uintptr_t>(g.out) % 64 == 0;
       work += g.rows * panels_ * steps_of(g);
-      out_bytes += g.rows * p_.outputs * out_size;
+      out_bytes += g.rows * p_.outputs * out_size();
     }
     stream_ = aligned && !p_.accumulate && bypasses_cache(out_bytes);
     for (int64_t e = 0; e < p_.num_groups; ++e) {
@@ -144,6 +144,13 @@ class Gemm {
     return {begin, begin + lines * stride};
   }
 
+  // Results of the listed rows begin .. end, where that is one piece of memory.
+  Ahead results(const GemmGroup& g, const int32_t* list, int begin, int end, int64_t num_panels) const {
+    const int64_t stride = p_.out_stride * out_size();
+    if (begin >= end || num_panels < panels_ || p_.out_stride > p_.outputs) return {};
+    return {g.out + list[begin] * stride, g.out + (list[end - 1] + 1) * stride};
+  }
+
   void multiply_chunk(int64_t task) const {
     const GemmGroup& g = find(task, &GemmGroup::first_task);
     const HostGemmConfig& c = g.config;
@@ -179,6 +186,7 @@ class Gemm {
     const int64_t steps_total = ceil_div(g.contraction, S::kPerStep);
     const int tiles = static_cast<int>(ceil_div(count, kTileRows));
     int64_t done = 0;
+    Ahead sums;  // what the next tile's products are added to
     do {
       const int64_t steps = smaller(g.config.block_steps, steps_total - done), k0 = done * S::kPerStep;
       const int64_t k = smaller(steps * S::kPerStep, g.contraction - k0);
@@ -193,10 +201,12 @@ class Gemm {
         const int row0 = count * t / tiles, num_rows = count * (t + 1) / tiles - row0;
         const TileRows tile =
             a ? packed_tile(*a, list + row0, num_rows, done) : decoded_tile(g, list + row0, num_rows, k0, k, s.rows);
+        Ahead& fetched = p_.accumulate ? sums : ahead;
+        sums = results(g, list, row0 + num_rows, count * (t + 2) / tiles, num_panels);
         float* acc = s.acc + (last && done == 0 ? 0 : row0 * kPanel);  // stays in L1 where there is one block
         for (int64_t q = 0; q < num_panels; ++q) {
           const int64_t column0 = (first + q) * kPanel;
-          multiply_tile<S>(num_rows, tile, s.panels + q * steps * kPanel, steps, acc, done > 0, ahead);
+          multiply_tile<S>(num_rows, tile, s.panels + q * steps * kPanel, steps, acc, done > 0, fetched);
           if (last) finish_tile(p_, g, list + row0, num_rows, column0, columns_of(first + q), acc, stream_);
         }
       }

@@ -12,6 +12,8 @@ constexpr int kTileVectors = 4;  // 24 of 32 registers accumulate
 constexpr int kTileVectors = 2;  // 12 of 16
 #endif
 
+constexpr int kPanelVectors = kPanel / kLanes;
+
 // Where R rows of A are: word s of row r at row[r] + s * step_stride.
 struct TileRows {
   const uint8_t* row[kTileRows];
@@ -83,26 +85,52 @@ MXMOE_INLINE f32 load_strided(const float* p, int64_t stride, int n) {
   return load<f32>(part);
 }
 
+// 64 outputs, the first n of them written.
+template <DType D>
+MXMOE_INLINE void store_outputs(stored<D>* out, const f32* x, int n, bool stream) {
+  if (stream) {
+    for (int v = 0; v < kPanelVectors; v += 2) stream_elements<D>(out + v * kLanes, x[v], x[v + 1]);
+  } else if (n == kPanel) {
+    for (int v = 0; v < kPanelVectors; ++v) store_elements<D>(out + v * kLanes, x[v]);
+  } else {
+    stored<D> part[kPanel];
+    for (int v = 0; v < kPanelVectors; ++v) store_elements<D>(part + v * kLanes, x[v]);
+    memcpy(out, part, n * sizeof(*out));
+  }
+}
+
 // A tile's rows of one panel: times the global scales, plus bias, plus what was there, rounded once.
 template <DType D>
 static void finish_tile(const GemmProblem& p, const GemmGroup& g, const int32_t* rows, int num_rows, int64_t column0,
                         int columns, const float* acc, bool stream) {
-  stream = stream && columns == kPanel;
+  const auto each = [&](const auto& body) {
+    for (int v = 0; v < kPanelVectors; ++v)
+      if (const int n = columns - v * kLanes; n > 0) body(v, n < kLanes ? n : kLanes);
+  };
+  f32 scale[kPanelVectors], bias[kPanelVectors];
+  if (g.b.global) {
+    const int64_t stride = p.b.global_stride;
+    each([&](int v, int n) { scale[v] = load_strided(g.b.global + (column0 + v * kLanes) * stride, stride, n); });
+  }
+  if (g.bias) each([&](int v, int n) { bias[v] = load_strided(g.bias + column0 + v * kLanes, 1, n); });
+
   for (int i = 0; i < num_rows; ++i, acc += kPanel) {
     auto* out = reinterpret_cast<stored<D>*>(g.out) + rows[i] * p.out_stride + column0;
-    const f32 row_scale = splat(g.a.global ? g.a.global[rows[i] * p.a.global_stride] : 1.0f);
-    for (int j = 0; j < columns; j += kLanes) {
-      const int n = columns - j < kLanes ? columns - j : kLanes;
-      f32 x = load<f32>(acc + j);
-      if (g.a.global) x *= row_scale;
-      if (g.b.global) x *= load_strided(g.b.global + (column0 + j) * p.b.global_stride, p.b.global_stride, n);
-      if (g.bias) x += load_strided(g.bias + column0 + j, 1, n);
-      if (p.accumulate) x += n == kLanes ? load_elements<D>(out + j) : load_elements<D>(out + j, n);
-      if (stream)
-        stream_elements<D>(out + j, x);
-      else
-        n == kLanes ? store_elements<D>(out + j, x) : store_elements<D>(out + j, x, n);
+    f32 x[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) x[v] = load<f32>(acc + v * kLanes);
+    if (g.a.global) {
+      const f32 row_scale = splat(g.a.global[rows[i] * p.a.global_stride]);
+      for (int v = 0; v < kPanelVectors; ++v) x[v] *= row_scale;
     }
+    if (g.b.global)
+      for (int v = 0; v < kPanelVectors; ++v) x[v] *= scale[v];
+    if (g.bias)
+      for (int v = 0; v < kPanelVectors; ++v) x[v] += bias[v];
+    if (p.accumulate && columns == kPanel)
+      for (int v = 0; v < kPanelVectors; ++v) x[v] += load_elements<D>(out + v * kLanes);
+    else if (p.accumulate)
+      each([&](int v, int n) { x[v] += load_elements<D>(out + v * kLanes, n); });
+    store_outputs<D>(out, x, columns, stream && columns == kPanel);
   }
 }
 
