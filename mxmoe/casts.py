@@ -11,7 +11,6 @@ torch's own float8 casts are not used: how they treat overflow, NaN and E8M0 rou
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ def encode(x: Tensor, name: str) -> Tensor:
 
 def decode(codes: Tensor, name: str) -> Tensor:
     """FP32 values of small-float codes (uint8 or the matching float8 dtype; E2M1: one code per byte, in the low nibble)."""
-    table = _decode_table(name).to(codes.device)
+    table = _decode_table(name, codes.device)
     codes = codes.view(torch.uint8) if codes.dtype != torch.uint8 else codes
     return table[codes.int() & (len(table) - 1)]
 
@@ -92,11 +91,11 @@ def _encode_e8m0(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), 255, (exponent + round_up).clamp(max=254)).to(torch.uint8)
 
 
-@cache
-def _decode_table(name: str) -> Tensor:
-    """FP32 value of every code of the format."""
+def _decode_table(name: str, device: torch.device) -> Tensor:
+    """FP32 value of every code of the format. Made anew each time: the next caller may be under another mode (fake tensors)."""
     if name == "e8m0":
-        return torch.tensor([0x00400000, *(b << 23 for b in range(1, 255)), 0x7FC00000], dtype=torch.int32).view(torch.float32)
+        bits = [0x00400000, *(b << 23 for b in range(1, 255)), 0x7FC00000]
+        return torch.tensor(bits, dtype=torch.int32, device=device).view(torch.float32)
     element = _element(name)
     values = []
     for code in range(1 << element.bits - 1):
@@ -107,7 +106,7 @@ def _decode_table(name: str) -> Tensor:
         if value > element.max:
             value = float("inf") if name == "e5m2" and code == 0x7C else float("nan")
         values.append(value)
-    positive = torch.tensor(values, dtype=torch.float32)
+    positive = torch.tensor(values, dtype=torch.float32, device=device)
     return torch.cat([positive, (positive.view(torch.int32) | -0x80000000).view(torch.float32)])
 
 

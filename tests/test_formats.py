@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from mxmoe import decode, encode
 from mxmoe.backends.reference.philox import philox, random_words
@@ -41,6 +42,15 @@ def test_every_code_round_trips(name):
     values = decode(every, name)
     finite = values.isfinite()
     assert torch.equal(encode(values[finite], name), every[finite])
+
+
+def test_decode_on_fake_tensors_and_under_a_default_device_leaves_nothing_behind():
+    every = torch.arange(256, dtype=torch.uint8)
+    with FakeTensorMode():
+        assert decode(torch.zeros(3, dtype=torch.uint8), "e4m3").shape == (3,)
+    with torch.device("meta"):
+        assert decode(every, "e5m2")[0x3C] == 1
+    assert decode(every, "e4m3")[0x38] == 1
 
 
 def test_decode_takes_the_float8_dtypes():
