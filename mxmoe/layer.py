@@ -301,6 +301,6 @@ def _shared_expert(x: Tensor, w13: Tensor, w2: Tensor, options: _Options) -> Ten
     count = torch.full((1,), tokens, dtype=torch.int32, device=x.device)
     rows = torch.arange(tokens, dtype=torch.int32, device=x.device)
     ids = torch.zeros(tokens, 1, dtype=torch.int32, device=x.device)
-    routing = Routing(ids, torch.ones(tokens, 1, device=x.device), count, count, rows, rows.unsqueeze(1))
+    routing = Routing(ids, torch.ones(tokens, 1, dtype=torch.float32, device=x.device), count, count, rows, rows.unsqueeze(1))
     options = replace(options, gate_up="concatenated", prepared=None, group=None)
     return _experts(x, routing, w13.unsqueeze(0), w2.unsqueeze(0), None, None, options)

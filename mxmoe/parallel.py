@@ -111,8 +111,9 @@ def dispatch(
     to_here = [own[experts] for own in counts]
     ids = torch.arange(len(to_here[0]), dtype=torch.int32).repeat(len(counts)).repeat_interleave(torch.tensor(to_here).flatten())
     ids = ids.to(x.device).unsqueeze(1)
+    ones = torch.ones(ids.shape, dtype=torch.float32, device=x.device)
     exchange = Exchange(
-        group, routing, Routing.from_ids(ids, torch.ones(ids.shape, device=x.device), len(to_here[0]), backend=backend),
+        group, routing, Routing.from_ids(ids, ones, len(to_here[0]), backend=backend),
         sent=tuple(routing.counts.view(len(counts), -1).sum(1).tolist()), received=tuple(map(sum, to_here)),
         recipe=recipe, backend=backends.resolve(backend, x.device.type),
     )  # fmt: skip

@@ -198,3 +198,30 @@ def test_prepared_in_inference_mode_then_trained():
     assert layer.w13.grad is not None
     with torch.inference_mode(), pytest.raises(ValueError, match="w13 must not be made in inference mode"):
         prepare_experts(torch.ones(2, 4, 8), torch.ones(2, 8, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------ dtypes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_default_dtype_changes_nothing(backend):
+    g = torch.Generator().manual_seed(0)
+    x, router = torch.randn(9, 64, generator=g), torch.randn(4, 64, generator=g)
+    w13, w2 = torch.randn(4, 64, 64, generator=g) / 8, torch.randn(4, 64, 32, generator=g) / 8
+    parameters = [t.requires_grad_() for t in (x, router, w13, w2)]
+
+    def run():
+        shared = (w13[0], w2[0])
+        y, routing = moe_layer(*parameters, top_k=2, recipe="nvfp4", score="sigmoid", shared=shared, backend=backend)
+        loss = y.sum() + routing.z_loss() + routing.load_balance_loss()
+        ids, weights = routing.ids, routing.weights.detach()
+        decoded = ops.moe_decode(x.detach(), ids, weights, w13.detach(), w2.detach(), recipe="nvfp4", backend=backend)
+        turned = quantize(x.detach(), "mxfp4", hadamard=True, backend=backend)
+        return [y, weights, *torch.autograd.grad(loss, parameters), decoded, turned.dequantize(backend=backend)]
+
+    expected = run()
+    torch.set_default_dtype(torch.float64)  # a buffer of any other dtype than FP32 is refused by name or changes a result's
+    try:
+        assert all(got.dtype == want.dtype and torch.equal(got, want) for got, want in zip(run(), expected, strict=True))
+    finally:
+        torch.set_default_dtype(torch.float32)

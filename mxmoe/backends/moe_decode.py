@@ -50,7 +50,7 @@ def _activation(verbs, rows, offs: Tensor, format: str, options: QuantizeOptions
     packed = -(-length * fmt.bits // 8)
     values = torch.empty(1, num_rows, packed, dtype=fmt.values_dtype, device=offs.device)
     scales = torch.empty(1, num_rows, -(-length // fmt.block), dtype=fmt.scales_dtype, device=offs.device)
-    global_scale = torch.empty(1, num_rows, device=offs.device) if fmt.has_global_scale else None
+    global_scale = torch.empty(1, num_rows, dtype=torch.float32, device=offs.device) if fmt.has_global_scale else None
     verbs.quantize(rows[0][None], offs, format, options, (values, scales, global_scale), None)
     return values[0], scales[0], None if global_scale is None else global_scale[0], format
 

@@ -103,7 +103,7 @@ def route_backward(
             check_tensor(argument, grad, len(shapes[argument]), (torch.float32,), logits)
             check_shape(argument, grad, shapes[argument])
     name = backend_for(backend, logits, "route_backward", "fp32")
-    logits_grad = torch.empty(logits.shape, device=logits.device)
+    logits_grad = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     ids = routing.ids.contiguous()
     OPS.route_backward(logits.float(), ids, weights_grad, probs_grad, z_grad, score, normalize, scale, logits_grad, name)
     return logits_grad
@@ -160,9 +160,9 @@ def _route_outputs(logits, top_k):
     tokens, num_experts = logits.shape
     return (
         torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device),
-        torch.empty(tokens, top_k, device=logits.device),
-        torch.empty(num_experts, device=logits.device),
-        torch.empty(1, device=logits.device),
+        torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device),
+        torch.empty(num_experts, dtype=torch.float32, device=logits.device),
+        torch.empty(1, dtype=torch.float32, device=logits.device),
     )
 
 

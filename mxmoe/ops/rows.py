@@ -183,7 +183,7 @@ def unpermute_backward(
         y = _unit_stride(y)
     name = backend_for(backend, dy, "unpermute_backward", dtype_format(dy))
     dtype, offs = rows_dtype or dy.dtype, routing.offs.contiguous()
-    weights_grad = None if y is None else torch.empty(tokens, top_k, device=dy.device)
+    weights_grad = None if y is None else torch.empty(tokens, top_k, dtype=torch.float32, device=dy.device)
 
     def run(out, *copies):
         permutation = routing.permutation.contiguous()

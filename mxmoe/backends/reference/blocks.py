@@ -101,7 +101,7 @@ def _divide(x: Tensor, divisor: float) -> Tensor:
 
 def hadamard(x_BXC: Tensor) -> Tensor:
     """The orthonormal 16-point transform, with signs, of every 16 elements of the contraction; C is a multiple of 16."""
-    signs = torch.tensor([-1.0 if HADAMARD_SIGNS >> j & 1 else 1.0 for j in range(16)], device=x_BXC.device)
+    signs = torch.tensor([-1.0 if HADAMARD_SIGNS >> j & 1 else 1.0 for j in range(16)], dtype=torch.float32, device=x_BXC.device)
     x = x_BXC.unflatten(2, (x_BXC.shape[2] // 16, 16)) * signs
     for stride in (1, 2, 4, 8):
         a, b = x.unflatten(3, (8 // stride, 2, stride)).unbind(4)
