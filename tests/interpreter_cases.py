@@ -28,12 +28,17 @@ def check_quantize_blocked(x: Tensor, format: str, axis: str = "both", offs: Ten
     want = {a: REFERENCE.quantize(x, format, a, offs=offs) for a in axes}
     got = {a: empty_copy(x, format, a, offs, "row") for a in axes}
     blocked = {a: poisoned(REFERENCE.swizzle(want[a]).shape, torch.uint8) for a in axes}
-    copies = [(contract_copy(got[a])[0], blocked[a]) if a in got else None for a in ("row", "column")]
+    copies = []
+    for a in ("row", "column"):
+        values, _, global_scale = contract_copy(got.get(a)) or (None, None, None)
+        copies.append(None if values is None else (values, blocked[a], global_scale))
     batched = x if x.ndim == 3 else x[None]
     run_quantize(batched, offs, format, QuantizeOptions(), *copies, blocked=True)
     for a in axes:
         assert torch.equal(got[a].values.view(torch.uint8), want[a].values.view(torch.uint8)), a
         assert torch.equal(blocked[a], REFERENCE.swizzle(want[a])), a
+        if want[a].global_scale is not None:
+            assert torch.equal(got[a].global_scale.view(torch.int32), want[a].global_scale.view(torch.int32))
 
 
 def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool = False):
@@ -55,6 +60,14 @@ def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool =
 
 def quantize_case():
     check_quantize_blocked(boundary_inputs(200, 160, 3, torch.bfloat16), "mxfp8", offs=ends(0, 130, 1, 40))
+
+
+def quantize_nvfp4_case():
+    check_quantize_blocked(boundary_inputs(50, 300, 3, torch.bfloat16, finite=False), "nvfp4", "row", ends(0, 30, 1, 10))
+
+
+def quantize_nvfp4_plain_case():
+    check_quantize(boundary_inputs(9, 83, 3, torch.float32, finite=False), "nvfp4", "row", ends(5, 0, 3))
 
 
 def quantize_plain_case():

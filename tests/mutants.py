@@ -33,6 +33,7 @@ KINDS = {
     "tcgen05.ld": ("tensor memory", ("skip", "column")),
     "ld.global.uniform": ("memory", ("skip",)),
     "ld.global": ("memory", ("skip", "all lanes")),
+    "ld.global.v4": ("memory", ("skip", "all lanes")),
     "st.global": ("memory", ("skip", "all lanes")),
     "st.global.v2": ("memory", ("skip", "all lanes")),
     "st.global.v4": ("memory", ("skip", "all lanes")),

@@ -13,6 +13,11 @@ void run_quantize(L& l, const Tensor& x, const Tensor& offs, const std::string& 
                   const Tensor& row_values, const Tensor& row_scales, const Tensor& column_values,
                   const Tensor& column_scales);
 
+// NVFP4 row copies of scope "row". x (B, R, a multiple of 8), zeros past the row's length.
+template <class L>
+void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values, const Tensor& scales,
+                        const Tensor& global);
+
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
 // "mxfp8_e5m2", "nvfp4", "bf16", "fp16".
 template <class L>

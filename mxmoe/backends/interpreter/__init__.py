@@ -9,7 +9,7 @@ from mxmoe.backends.interpreter.memory import empty
 from mxmoe.backends.interpreter.quantize import quantize
 
 SUPPORTS: frozenset[tuple[str, str]] = frozenset(
-    {("quantize", "mxfp8"), ("quantize", "mxfp8_e5m2")}
+    {("quantize", format) for format in ("mxfp8", "mxfp8_e5m2", "nvfp4")}
     | {("grouped_mm", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2", "nvfp4")}
 )  # (verb, format)
 

@@ -1,4 +1,6 @@
-"""quantize by csrc/cuda/kernels/quantize.h."""
+"""quantize by csrc/cuda/kernels/quantize.h and quantize_nvfp4.h."""
+
+import torch.nn.functional as F
 
 from mxmoe.backends.interpreter.extension import launch
 from mxmoe.backends.interpreter.memory import for_tma
@@ -11,8 +13,14 @@ def quantize(x_BRL, offs_E, format, options: QuantizeOptions, row, column):
 
 def run(x_BRL, offs_E, format, options: QuantizeOptions, row, column, blocked: bool):
     """As `quantize`; blocked: scales are uint8 in the layout that swizzle_scales makes, (B, bytes) or (bytes,)."""
-    for name in ("seed", "hadamard", "block_2d"):
+    for name in ("seed", "hadamard", "four_six", "block_2d"):
         if getattr(options, name) not in (None, False):
             raise NotImplementedError(f"the interpreter backend has no quantize with option {name}")
+    if format == "nvfp4":
+        if options.scope != "row":
+            raise NotImplementedError(f"the interpreter backend quantizes to nvfp4 with scope 'row', got {options.scope!r}")
+        padded = F.pad(x_BRL, (0, -x_BRL.shape[-1] % 8)).contiguous()
+        launch("quantize_nvfp4", padded, offs_E, blocked, *row)
+        return
     copies = [field for copy in (row, column) for field in (copy or (None, None, None))[:2]]
     launch("quantize", for_tma(x_BRL), offs_E, format, options.scale_mode == "floor", blocked, *copies)
