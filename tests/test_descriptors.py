@@ -1,6 +1,6 @@
 """Bits of the tensor cores' descriptors, as CUTLASS 4.2's structs have them (cute/arch/mma_sm100_desc.hpp, mma_sm90_desc.hpp).
 
-CUTLASS says the values again where `nvidia-cutlass` is installed and nvcc's headers are there; the committed ones are from such a run.
+CUTLASS says the values again where `nvidia-cutlass` and nvcc are installed; the committed ones are from such a run.
 """
 
 import importlib.util
@@ -30,7 +30,8 @@ int main() {
   for (auto& o : operands) {
     const unsigned tc[] = {0, 6, 4, 2}, wg[] = {0, 3, 2, 1};
     cute::UMMA::SmemDescriptor d{};
-    d.start_address_ = o[0] >> 4, d.leading_byte_offset_ = o[1] >> 4, d.stride_byte_offset_ = o[2] >> 4, d.version_ = 1, d.layout_type_ = tc[o[3]];
+    d.start_address_ = o[0] >> 4, d.leading_byte_offset_ = o[1] >> 4, d.stride_byte_offset_ = o[2] >> 4;
+    d.version_ = 1, d.layout_type_ = tc[o[3]];
     cute::GmmaDescriptor g{};
     g.bitfield.start_address_ = o[0] >> 4, g.bitfield.leading_byte_offset_ = o[1] >> 4, g.bitfield.stride_byte_offset_ = o[2] >> 4;
     g.bitfield.layout_type_ = wg[o[3]];
@@ -42,7 +43,8 @@ int main() {
     b.m_dim_ = s[0] >> 4, b.n_dim_ = s[1] >> 3, b.a_major_ = s[2], b.b_major_ = s[3], b.a_format_ = s[4], b.b_format_ = s[5];
     b.a_sf_id_ = b.b_sf_id_ = s[6], b.scale_format_ = 1;
     cute::UMMA::InstrDescriptor h{};
-    h.m_dim_ = s[0] >> 4, h.n_dim_ = s[1] >> 3, h.a_major_ = s[2], h.b_major_ = s[3], h.a_format_ = h.b_format_ = 1, h.c_format_ = 1;
+    h.m_dim_ = s[0] >> 4, h.n_dim_ = s[1] >> 3, h.a_major_ = s[2], h.b_major_ = s[3];
+    h.a_format_ = h.b_format_ = 1, h.c_format_ = 1;
     cute::UMMA::InstrDescriptorBlockScaled f{};
     f.m_dim_ = s[0] >> 4, f.n_dim_ = s[1] >> 3, f.a_format_ = f.b_format_ = 1, f.scale_format_ = 0;
     std::printf("%u %u %u\n", uint32_t(b), h.desc_, uint32_t(f));

@@ -131,7 +131,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
       quantize_step<C>(m, g, row, line, step, data, writes, in_bound, poisoned, s_dec);
     U bits = poisoned ? U{} + kNanBits : __builtin_bit_cast(U, s_dec);
     if (!data) bits = U{};
-    if (writes) m.template st_global<uint32_t>(g.global + row, m.lane_idx() * 0, bits, m.elect_one());
+    if (writes) m.template st_global<uint32_t>(g.global + row, m.lane_idx() * 4, bits, m.elect_one());
   }
 }
 
