@@ -74,11 +74,14 @@ struct LaneSum {
   static constexpr int kWidth = 32, kVectors = kWidth / kLanes;
   f32 lanes[kVectors] = {};
 
-  MXMOE_INLINE float tree(const LaneSum& sum) {
-    float v[kWidth];
-    for (int i = 0; i < kVectors; ++i) store(v + i * kLanes, sum.lanes[i]);
-    for (int half = kWidth / 2; half; half /= 2)
-      for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
+  MXMOE_INLINE float tree(LaneSum sum) {
+    for (int half = kVectors / 2; half; half /= 2)
+      for (int i = 0; i < half; ++i) sum.lanes[i] = sum.lanes[i] + sum.lanes[i + half];
+    f32 v = sum.lanes[0];
+    for (int half = kLanes / 2; half; half /= 2) {  // lane 0 is the tree's
+      i32 other = (lane_indices() + half) & (kLanes - 1);
+      v = v + __builtin_shuffle(v, other);
+    }
     return v[0];
   }
 };

@@ -16,10 +16,7 @@ constexpr int64_t padded(int64_t experts) {
   return (experts + LaneSum::kWidth - 1) / LaneSum::kWidth * LaneSum::kWidth;
 }
 MXMOE_INLINE bool any(i32 mask) {
-  int32_t lanes[kLanes], found = 0;
-  store(lanes, mask);
-  for (int i = 0; i < kLanes; ++i) found |= lanes[i];
-  return found != 0;
+  return any_above((u32)mask, 0);
 }
 MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -28,14 +25,14 @@ MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
 // Rows of `width` floats that one thread reuses for every token; `width` is a multiple of 32.
 struct Scratch {
   float *logits, *softmax, *scores;
-  int32_t* keys;
+  int32_t *keys, *bests;
   int32_t* own;  // [top_k]
 };
 
 MXMOE_INLINE Scratch scratch_of(int64_t width, int64_t top_k) {
-  auto* base = static_cast<float*>(workspace(WorkspaceSlot::kThread, (4 * width + top_k) * sizeof(float)));
-  return {base, base + width, base + 2 * width, reinterpret_cast<int32_t*>(base + 3 * width),
-          reinterpret_cast<int32_t*>(base + 4 * width)};
+  auto* base = static_cast<float*>(workspace(WorkspaceSlot::kThread, (5 * width + top_k) * sizeof(float)));
+  auto* keys = reinterpret_cast<int32_t*>(base + 3 * width);
+  return {base, base + width, base + 2 * width, keys, keys + width, keys + 2 * width};
 }
 
 // Copies the logits with NaN and +Inf as -Inf, padded with -Inf; returns whether there was one.
@@ -69,8 +66,20 @@ void divide(float* x, int64_t width, float by) {
   for (int64_t e = 0; e < width; e += kLanes) store(x + e, load<f32>(x + e) / by);
 }
 
-// softmax of a cleaned row; returns its logsumexp. The padding becomes 0 (NaN where every logit is -Inf).
-float softmax_row(const float* logits, int64_t width, float* out) {
+// fn(f32 (&x)[N]) on the row, LaneSum::kWidth elements at a time, from `x` to `out`.
+template <typename F>
+MXMOE_INLINE void map_row(const float* x, int64_t width, float* out, F&& fn) {
+  for (int64_t e = 0; e < width; e += LaneSum::kWidth) {
+    f32 v[LaneSum::kVectors];
+    for (int i = 0; i < LaneSum::kVectors; ++i) v[i] = load<f32>(x + e + i * kLanes);
+    fn(v);
+    for (int i = 0; i < LaneSum::kVectors; ++i) store(out + e + i * kLanes, v[i]);
+  }
+}
+
+// Of a cleaned row: its logsumexp, and exp(x - max) over their sum, or undivided where only the logsumexp is wanted.
+// The padding becomes 0 (NaN where every logit is -Inf).
+float softmax_row(const float* logits, int64_t width, float* out, bool divided) {
   f32 tops = splat(-kInf);
   for (int64_t e = 0; e < width; e += kLanes) {
     f32 x = load<f32>(logits + e);
@@ -78,19 +87,17 @@ float softmax_row(const float* logits, int64_t width, float* out) {
   }
   float top = -kInf;
   for (int i = 0; i < kLanes; ++i) top = tops[i] > top ? tops[i] : top;
-  for (int64_t e = 0; e < width; e += kLanes) store(out + e, exp(load<f32>(logits + e) - top));
+  map_row(logits, width, out, [&](auto& x) __attribute__((always_inline)) {
+    for (f32& v : x) v = v - top;
+    exp(x);
+  });
   float total = sum_lanes(out, width);
-  divide(out, width, total);
+  if (divided) divide(out, width, total);
   return top + log(total);
 }
 
 void sigmoid_row(const float* logits, int64_t width, float* out) {
-  for (int64_t e = 0; e < width; e += LaneSum::kWidth) {
-    f32 x[LaneSum::kVectors];
-    for (int i = 0; i < LaneSum::kVectors; ++i) x[i] = load<f32>(logits + e + i * kLanes);
-    sigmoid(x);
-    for (int i = 0; i < LaneSum::kVectors; ++i) store(out + e + i * kLanes, x[i]);
-  }
+  map_row(logits, width, out, [](auto& x) __attribute__((always_inline)) { sigmoid(x); });
 }
 
 // Signed integers in the order of the floats, both zeros alike.
@@ -119,20 +126,48 @@ MXMOE_INLINE float value_of(int32_t key) {
   return f32_of(static_cast<uint32_t>(key ^ ((key >> 31) & 0x7fffffff)));
 }
 
-// The expert of the largest key, the lowest id of a tie; it becomes taken.
-MXMOE_INLINE int32_t take_best(int32_t* keys, int64_t width) {
-  i32 best = load<i32>(keys), where = {};
-  for (int64_t e = kLanes; e < width; e += kLanes) {
-    i32 key = load<i32>(keys + e);
-    auto better = key > best;
-    best = better ? key : best;
-    where = better ? (i32)splat_u32(static_cast<uint32_t>(e)) : where;
+MXMOE_INLINE int32_t reduce_most(i32 v) {
+  const uint32_t kSign = 0x80000000u;
+  return static_cast<int32_t>(reduce_max((u32)v ^ kSign) ^ kSign);
+}
+
+// The first index where `values` hold `value`, which they do.
+MXMOE_INLINE int64_t first_index(const int32_t* values, int32_t value) {
+  for (int64_t i = 0;; i += kLanes) {
+    u32 lanes_left = (u32)(load<i32>(values + i) == value) & (u32)(kLanes - lane_indices());
+    if (any((i32)lanes_left)) return i + kLanes - reduce_max(lanes_left);
   }
-  int32_t key = best[0], id = where[0];
-  for (int i = 1; i < kLanes; ++i)
-    if (best[i] > key || (best[i] == key && where[i] + i < id)) key = best[i], id = where[i] + i;
+}
+
+MXMOE_INLINE int32_t block_best(const int32_t* keys) {
+  i32 best = load<i32>(keys);
+  for (int i = kLanes; i < LaneSum::kWidth; i += kLanes) {
+    i32 key = load<i32>(keys + i);
+    best = key > best ? key : best;
+  }
+  return reduce_most(best);
+}
+
+// Best keys of blocks of 32 experts, padded with taken ones: to take the best expert reads one block.
+void block_bests(const int32_t* keys, int64_t width, int32_t* bests) {
+  int64_t block = 0;
+  for (; block * LaneSum::kWidth < width; ++block) bests[block] = block_best(keys + block * LaneSum::kWidth);
+  for (; block % kLanes; ++block) bests[block] = kTaken;
+}
+
+// The expert of the largest key, the lowest id of a tie; it becomes taken.
+MXMOE_INLINE int32_t take_best(int32_t* keys, int64_t width, int32_t* bests) {
+  i32 best = load<i32>(bests);
+  for (int64_t i = kLanes; i * LaneSum::kWidth < width; i += kLanes) {
+    i32 other = load<i32>(bests + i);
+    best = other > best ? other : best;
+  }
+  const int32_t most = reduce_most(best);
+  const int64_t block = first_index(bests, most), first = block * LaneSum::kWidth;
+  const int64_t id = first + first_index(keys + first, most);
   keys[id] = kTaken;
-  return id;
+  bests[block] = block_best(keys + first);
+  return static_cast<int32_t>(id);
 }
 
 // Masks (-Inf) the experts outside the best groups. A group counts the sum of its two best values, or the one it has.
@@ -200,7 +235,7 @@ void route_token(const RouteArgs& args, int64_t t, const float* bias, int64_t wi
                  float* z_sum) {
   const int64_t experts = args.num_experts, top_k = args.top_k;
   bool poisoned = clean_logits(args.logits + t * experts, experts, width, s.logits);
-  float logsumexp = args.sigmoid && !args.z ? 0.0f : softmax_row(s.logits, width, s.softmax);
+  float logsumexp = args.sigmoid && !args.z ? 0.0f : softmax_row(s.logits, width, s.softmax, !args.sigmoid);
   if (args.sigmoid) sigmoid_row(s.logits, width, s.scores);
   const float* scores = args.sigmoid ? s.scores : s.softmax;
 
@@ -211,7 +246,8 @@ void route_token(const RouteArgs& args, int64_t t, const float* bias, int64_t wi
     int32_t* own = replay ? s.own : ids;
     if (args.groups_kept < args.num_groups)
       keep_groups(s.keys, experts, args.num_groups, args.groups_kept, args.sigmoid ? s.softmax : s.scores);
-    for (int64_t k = 0; k < top_k; ++k) own[k] = take_best(s.keys, width);
+    block_bests(s.keys, width, s.bests);
+    for (int64_t k = 0; k < top_k; ++k) own[k] = take_best(s.keys, width, s.bests);
     if (replay) filter_replay(args, replay, own, scores, ids);
   } else {
     memcpy(ids, replay, top_k * sizeof(int32_t));
@@ -287,7 +323,7 @@ void backward_token(const RouteBackwardArgs& args, int64_t t, const float* share
     for (int64_t e = 0; e < experts; ++e) out[e] = kNaN;
     return;
   }
-  float logsumexp = args.sigmoid && !args.z_grad ? 0.0f : softmax_row(s.logits, width, s.softmax);
+  float logsumexp = args.sigmoid && !args.z_grad ? 0.0f : softmax_row(s.logits, width, s.softmax, true);
   if (args.sigmoid) sigmoid_row(s.logits, width, s.scores);
   const float* scores = args.sigmoid ? s.scores : s.softmax;
   float* grad = s.logits;  // the logits are not needed any more

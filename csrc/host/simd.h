@@ -51,6 +51,11 @@ MXMOE_INLINE u32 bits(f32 x) {
 MXMOE_INLINE f32 from_bits(u32 x) {
   return (f32)x;
 }
+MXMOE_INLINE i32 lane_indices() {
+  i32 v;
+  for (int i = 0; i < kLanes; ++i) v[i] = i;
+  return v;
+}
 MXMOE_INLINE u32 max_u32(u32 a, u32 b) {
   return a > b ? a : b;
 }
