@@ -53,22 +53,38 @@ MXMOE_INLINE void stream_copy(char* to, const char* from, int64_t bytes) {
 #endif
 }
 
+// A whole vector of elements, past the cache where asked to; then p is aligned to it.
+template <DType D>
+MXMOE_INLINE void put_elements(stored<D>* p, f32 x, [[maybe_unused]] bool stream) {
+#if defined(MXMOE_ISA_AVX512)
+  if (stream && D == DType::kF32) return _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)x);
+  if (stream && D == DType::kBF16) return _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)bf16_from_f32(x));
+#endif
+  store_elements<D>(p, x);
+}
+
 template <DType Y, DType O>
-void unpermute_token(const Tensor& y, const int32_t* rows, const float* weights, int64_t top_k, int64_t width,
-                     stored<O>* out) {
+void unpermute_token(const Tensor& y, const int32_t* rows, const int32_t* next_rows, const float* weights,
+                     int64_t top_k, int64_t width, bool stream, stored<O>* out) {
+  stream = stream && reinterpret_cast<uintptr_t>(out) % 64 == 0;
   constexpr int kUnroll = 4, kStep = kUnroll * kLanes;
-  auto row = [&](int64_t k) { return y.ptr<const stored<Y>>() + rows[k] * y.strides[0]; };
+  auto row_at = [&](int64_t row) { return y.ptr<const stored<Y>>() + row * y.strides[0]; };
+  auto row = [&](int64_t k) { return row_at(rows[k]); };
   auto weighted = [&](int64_t k, f32 x) { return weights ? weights[k] * x : x; };
   int64_t j = 0;
   for (; j + kStep <= width; j += kStep) {
     f32 sum[kUnroll] = {};
+    const bool inside = j + kAhead < width;  // else the next token's rows begin
+    const int32_t* rows_ahead = inside ? rows : next_rows;
+    const int64_t ahead = inside ? j + kAhead : j + kAhead - width;
     for (int64_t k = 0; k < top_k; ++k) {
+      const stored<Y>* soon = row_at(rows_ahead[k]) + ahead;
+      for (int i = 0; i < kStep; i += 64 / static_cast<int>(sizeof(stored<Y>))) __builtin_prefetch(soon + i);
       if (rows[k] < 0) continue;
       const stored<Y>* from = row(k) + j;
-      for (int i = 0; i < kStep; i += 64 / static_cast<int>(sizeof(stored<Y>))) __builtin_prefetch(from + kAhead + i);
       for (int i = 0; i < kUnroll; ++i) sum[i] += weighted(k, load_elements<Y>(from + i * kLanes));
     }
-    for (int i = 0; i < kUnroll; ++i) store_elements<O>(out + j + i * kLanes, sum[i]);
+    for (int i = 0; i < kUnroll; ++i) put_elements<O>(out + j + i * kLanes, sum[i], stream);
   }
   for (; j < width; j += kLanes) {
     const int n = static_cast<int>(min_of(kLanes, width - j));
@@ -82,9 +98,11 @@ void unpermute_token(const Tensor& y, const int32_t* rows, const float* weights,
 template <DType Y, DType O>
 void unpermute_rows(const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out, int threads) {
   const int64_t top_k = inverse.sizes[1], width = out.sizes[1];
+  const bool stream = bypasses_cache(out.sizes[0] * width * sizeof(stored<O>));
   for_rows(threads, out.sizes[0], top_k * width * sizeof(stored<Y>), [&](int64_t t) {
     const float* w = weights ? weights.ptr<const float>() + t * top_k : nullptr;
-    unpermute_token<Y, O>(y, inverse.ptr<const int32_t>() + t * top_k, w, top_k, width,
+    const int32_t* rows = inverse.ptr<const int32_t>() + t * top_k;
+    unpermute_token<Y, O>(y, rows, t + 1 < out.sizes[0] ? rows + top_k : rows, w, top_k, width, stream,
                           out.ptr<stored<O>>() + t * out.strides[0]);
   });
 }
