@@ -16,6 +16,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("thread_pool_size", &mxmoe::host::pool_size, "Worker threads parked in this process's pool.");
   mxmoe::bind_quantize(m);
   mxmoe::bind_grouped_mm(m);
+  mxmoe::bind_moe_decode(m);
   mxmoe::bind_route(m);
   mxmoe::bind_rows(m);
   mxmoe::bind_memory(m);

@@ -151,6 +151,24 @@ def test_zero_blocks_take_any_scale_byte(backend):
         assert_same_bits(grouped_mm(backend, a, b, p.offs), expected)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_every_block_scale_of_nvfp4(backend, rows):
+    p = Problem((rows,), 70, 16 * 254)
+    a, b = random_operands(p, ("nvfp4", "nvfp4"))
+    finite = torch.tensor([s for s in range(256) if s & 127 != 127], dtype=torch.uint8)  # negative, subnormal and zero ones too
+    for t, shift in ((a[1], 1), (b[1][0], 3)):
+        for line in range(t.shape[0]):
+            t.view(torch.uint8)[line] = finite.roll(shift * line)
+    for signs in (finite, finite & 127):  # a panel without negative scales, and one with
+        b[1].view(torch.uint8)[0, 65] = signs
+        y = grouped_mm(backend, a, b, p.offs, torch.float32)
+        assert_within_bound(y, *products(a, b, p.offs, p.rows), p.contraction)
+    b[1].view(torch.uint8)[:] &= 127
+    a[1].view(torch.uint8)[:] &= 127
+    y = grouped_mm(backend, a, b, p.offs, torch.float32)
+    assert_within_bound(y, *products(a, b, p.offs, p.rows), p.contraction)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_nan_stays_in_its_row_or_column(backend, format):
     p = Problem((5, 70), 66, 96)

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/operand.h"
 #include "bindings/tensor_caster.h"
 #include "bindings/verbs.h"
 #include "host/threads.h"
@@ -19,57 +20,6 @@ namespace py = pybind11;
 
 namespace mxmoe {
 namespace {
-
-using host::Element;
-
-Element element_of(const std::string& format) {
-  static constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"};
-  for (int i = 0; i < 7; ++i)
-    if (format == kNames[i]) return static_cast<Element>(i);
-  throw std::invalid_argument("unknown operand format " + format);
-}
-
-int64_t size_of(DType dtype) {
-  return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
-}
-
-// An operand: (lines, contraction), or (groups, lines, contraction) where each group has lines of its own.
-struct Operand {
-  Tensor values, scales, global;
-  Element element;
-
-  Operand(Tensor v, Tensor s, Tensor g, const std::string& format)
-      : values(v), scales(s), global(g), element(element_of(format)) {}
-
-  int line_dim() const { return values.ndim - 2; }
-  bool packed() const { return element == Element::kMxE2M1 || element == Element::kNvE2M1; }
-  int64_t block() const { return element == Element::kNvE2M1 ? 16 : 32; }
-  int64_t contraction() const { return values.sizes[line_dim() + 1] * (packed() ? 2 : 1); }
-
-  host::LineFormat format() const {
-    const int64_t bytes = size_of(values.dtype), line = values.strides[line_dim()], k = values.strides[line_dim() + 1];
-    return {element,
-            k != 1 && line == 1,
-            line * bytes,
-            k * bytes,
-            scales ? scales.strides[line_dim()] : 0,
-            global && global.ndim > line_dim() ? global.strides[line_dim()] : 0};
-  }
-
-  // The lines of `group` (0 where all groups share them) from `line` on, at element k of the contraction.
-  host::Lines lines(int64_t group, int64_t line, int64_t k) const {
-    const host::LineFormat f = format();
-    const bool stacked = values.ndim == 3;
-    int64_t offset = line * f.line_stride + (packed() ? k / 2 : k * f.k_stride);
-    if (stacked) offset += group * values.strides[0] * size_of(values.dtype);
-    host::Lines l{values.ptr<uint8_t>() + offset, nullptr, nullptr};
-    if (scales)
-      l.scales =
-          scales.ptr<uint8_t>() + (stacked ? group * scales.strides[0] : 0) + line * f.scale_stride + k / block();
-    if (global) l.global = global.ptr<float>() + (stacked ? group * global.strides[0] : 0) + line * f.global_stride;
-    return l;
-  }
-};
 
 int64_t l2_bytes() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
@@ -93,28 +43,6 @@ void run(host::GemmProblem problem, std::vector<host::GemmGroup>& groups, const 
   MXMOE_DISPATCH(isa, grouped_gemm)(problem);
 }
 
-void grouped_mm(Tensor a_values, Tensor a_scales, Tensor a_global, const std::string& a_format, Tensor b_values,
-                Tensor b_scales, Tensor b_global, const std::string& b_format, Tensor offs, Tensor bias, Tensor out,
-                const std::string& isa_name, int threads) {
-  const std::string isa = host::resolve_isa(isa_name);
-  const Operand a(a_values, a_scales, a_global, a_format), b(b_values, b_scales, b_global, b_format);
-  py::gil_scoped_release release;
-  const int64_t contraction = std::min(a.contraction(), b.contraction()), num_experts = offs.sizes[0];
-  const int32_t* ends = offs.ptr<int32_t>();
-  std::vector<host::GemmGroup> groups;
-  int64_t row = 0;
-  for (int64_t e = 0; e < num_experts; row = ends[e++]) {
-    if (ends[e] <= row) continue;
-    host::GemmGroup g{a.lines(0, row, 0), b.lines(e, 0, 0), nullptr, nullptr, ends[e] - row, contraction};
-    g.out = out.ptr<uint8_t>() + row * out.strides[0] * size_of(out.dtype);
-    if (bias) g.bias = bias.ptr<float>() + e * bias.strides[0];
-    groups.push_back(g);
-  }
-  run({a.format(), b.format(), nullptr, 0, out.sizes[1], out.strides[0], out.dtype, false, l2_bytes(), threads}, groups,
-      isa);
-  zero_rows(out, row, threads);
-}
-
 void grouped_mm_wgrad(Tensor a_values, Tensor a_scales, Tensor a_global, const std::string& a_format, Tensor b_values,
                       Tensor b_scales, Tensor b_global, const std::string& b_format, Tensor offs, bool padded,
                       bool accumulate, Tensor out, const std::string& isa_name, int threads) {
@@ -136,6 +64,37 @@ void grouped_mm_wgrad(Tensor a_values, Tensor a_scales, Tensor a_global, const s
   }
   run({a.format(), b.format(), nullptr, 0, out.sizes[2], out.strides[1], out.dtype, accumulate, l2_bytes(), threads},
       groups, isa);
+}
+
+}  // namespace
+
+void multiply_groups(const Operand& a, const Operand& b, const Tensor& offs, const Tensor& bias, const Tensor& out,
+                     const std::string& isa, int threads) {
+  const int64_t contraction = std::min(a.contraction(), b.contraction()), num_experts = offs.sizes[0];
+  const int32_t* ends = offs.ptr<int32_t>();
+  std::vector<host::GemmGroup> groups;
+  int64_t row = 0;
+  for (int64_t e = 0; e < num_experts; row = ends[e++]) {
+    if (ends[e] <= row) continue;
+    host::GemmGroup g{a.lines(0, row, 0), b.lines(e, 0, 0), nullptr, nullptr, ends[e] - row, contraction};
+    g.out = out.ptr<uint8_t>() + row * out.strides[0] * size_of(out.dtype);
+    if (bias) g.bias = bias.ptr<float>() + e * bias.strides[0];
+    groups.push_back(g);
+  }
+  run({a.format(), b.format(), nullptr, 0, out.sizes[1], out.strides[0], out.dtype, false, l2_bytes(), threads}, groups,
+      isa);
+  zero_rows(out, row, threads);
+}
+
+namespace {
+
+void grouped_mm(Tensor a_values, Tensor a_scales, Tensor a_global, const std::string& a_format, Tensor b_values,
+                Tensor b_scales, Tensor b_global, const std::string& b_format, Tensor offs, Tensor bias, Tensor out,
+                const std::string& isa_name, int threads) {
+  const std::string isa = host::resolve_isa(isa_name);
+  const Operand a(a_values, a_scales, a_global, a_format), b(b_values, b_scales, b_global, b_format);
+  py::gil_scoped_release release;
+  multiply_groups(a, b, offs, bias, out, isa, threads);
 }
 
 }  // namespace

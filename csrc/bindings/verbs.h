@@ -5,6 +5,7 @@
 namespace mxmoe {
 void bind_quantize(pybind11::module_& m);
 void bind_grouped_mm(pybind11::module_& m);
+void bind_moe_decode(pybind11::module_& m);
 void bind_route(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_rows(pybind11::module_& m);      // permute, unpermute, swiglu and their backward forms

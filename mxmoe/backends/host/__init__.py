@@ -1,15 +1,11 @@
 """The fast CPU backend: thin calls into the compiled core (csrc/host)."""
 
-import sys
-from functools import partial
-
 from mxmoe.backends.host.extension import use_isa
-from mxmoe.backends.host.gemm import grouped_mm, grouped_mm_wgrad
+from mxmoe.backends.host.gemm import grouped_mm, grouped_mm_wgrad, moe_decode
 from mxmoe.backends.host.memory import empty, empty_cache, memory_stats
 from mxmoe.backends.host.quantize import dequantize, quantize, swizzle_scales
 from mxmoe.backends.host.route import route, route_backward, sort_by_expert
 from mxmoe.backends.host.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
-from mxmoe.backends.moe_decode import compose
 from mxmoe.formats import FORMATS
 
 _GEMMS = ("grouped_mm", "grouped_mm_wgrad", "moe_decode")
@@ -22,8 +18,6 @@ SUPPORTS: frozenset[tuple[str, str]] = frozenset(
     | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
     | {(verb, format) for verb in _QUANTIZE for format in FORMATS}
 )  # (verb, format)
-
-moe_decode = partial(compose, sys.modules[__name__])
 
 __all__ = [
     "SUPPORTS",

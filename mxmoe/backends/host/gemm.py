@@ -1,8 +1,12 @@
-"""grouped_mm and grouped_mm_wgrad on the CPU: csrc/host/grouped_mm_kernel.cpp."""
+"""grouped_mm, grouped_mm_wgrad and moe_decode on the CPU: csrc/host/grouped_mm_kernel.cpp."""
+
+import sys
 
 from torch import Tensor
 
 from mxmoe.backends.host.extension import _C, execution
+from mxmoe.backends.moe_decode import compose
+from mxmoe.formats import FORMATS, QuantizeOptions
 
 
 def grouped_mm(a, b, offs_E, bias_EO, out_MO):
@@ -15,6 +19,20 @@ def grouped_mm_wgrad(a, b, offs_E, padded, accumulate, out_EOC):
         _C.grouped_mm_wgrad(*readable(a), *readable(b), offs_E.contiguous(), padded, accumulate, out, *execution())
 
     with_unit_stride(out_EOC, run)
+
+
+def moe_decode(x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interleaved, act_format, act_options, out_TD):
+    """One call into the core; tokens that arrive quantized take the verbs one by one, to the same bytes."""
+    if x[3] in FORMATS or act_options != QuantizeOptions():
+        verbs = sys.modules["mxmoe.backends.host"]
+        return compose(
+            verbs, x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interleaved, act_format, act_options, out_TD
+        )  # fmt: skip
+    a = activation
+    _C.moe_decode(
+        x[0].contiguous(), ids_TK.contiguous(), weights_TK.contiguous(), *readable(w13), b13, *readable(w2), b2,
+        a.alpha, a.limit, a.offset, interleaved, act_format, out_TD, *execution(),
+    )  # fmt: skip
 
 
 def readable(operand):
