@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mxmoe.backends.interpreter import running
 from mxmoe.backends.interpreter.quantize import run as run_quantize
 from mxmoe.formats import QuantizeOptions
 from tests.gemm_cases import Problem, assert_within_bound, operand, products
@@ -74,5 +75,9 @@ def quantize_plain_case():
     check_quantize(boundary_inputs(150, 130, 3, torch.float32), "mxfp8", offs=ends(130, 0, 3))
 
 
-def grouped_mm_case(format: str):
-    return lambda: check_grouped_mm(Problem((130, 0, 1, 20), 136, 300, past=9), format)
+def grouped_mm_case(format: str, arch: str = "sm_100"):
+    def case():
+        with running(arch=arch):
+            check_grouped_mm(Problem((130, 0, 1, 20), 136, 300, past=9), format)
+
+    return case

@@ -37,6 +37,7 @@ CASES = {
     "quantize_nvfp4": quantize_nvfp4_case,
     "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
+    "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
 }
 
 
@@ -71,7 +72,10 @@ def test_quantize_of_strided_rows_and_of_no_rows():
     check_quantize(torch.empty(0, 64), "mxfp8", offs=ends(0, 0))
 
 
-@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("format", "arch"),
+    [*((f, "sm_100") for f in ("mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16")), ("bf16", "sm_90"), ("fp16", "sm_90")],
+)
 @pytest.mark.parametrize(
     ("problem", "dtype", "bias"),
     [
@@ -82,8 +86,9 @@ def test_quantize_of_strided_rows_and_of_no_rows():
     ],
     ids=["one", "tails", "ragged", "empty"],
 )
-def test_grouped_mm_is_within_its_bound(format, problem, dtype, bias):
-    check_grouped_mm(problem, format, dtype, bias)
+def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
+    with running(arch=arch):
+        check_grouped_mm(problem, format, dtype, bias)
 
 
 def test_grouped_mm_mixes_mx_elements():

@@ -15,8 +15,8 @@ void run_quantize(L& l, const Tensor& x, const Tensor& offs, const std::string& 
 
 // NVFP4 row copies of scope "row". x (B, R, a multiple of 8), zeros past the row's length.
 template <class L>
-void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values, const Tensor& scales,
-                        const Tensor& global);
+void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values,
+                        const Tensor& scales, const Tensor& global);
 
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
 // "mxfp8_e5m2", "nvfp4", "bf16", "fp16".
@@ -24,5 +24,10 @@ template <class L>
 void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
                           const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
                           const std::string& b_format, const Tensor& offs, const Tensor& bias, const Tensor& out);
+
+// The same of BF16 or FP16 operands for sm_90a.
+template <class L>
+void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& b, const std::string& format, const Tensor& offs,
+                         const Tensor& bias, const Tensor& out);
 
 }  // namespace mxmoe::cuda

@@ -39,6 +39,7 @@ PYBIND11_MODULE(_interp, m) {
   py::register_exception<i::KernelError>(m, "KernelError", PyExc_RuntimeError);
   m.def("quantize", i::bound(&mxmoe::cuda::run_quantize<i::Launcher>));
   m.def("quantize_nvfp4", i::bound(&mxmoe::cuda::run_quantize_nvfp4<i::Launcher>));
+  m.def("grouped_mm_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_sm90<i::Launcher>));
   m.def("grouped_mm_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_sm100<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.

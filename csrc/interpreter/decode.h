@@ -19,6 +19,15 @@ struct SharedDescriptor {
   int line_bytes;                   // of the swizzle: 128, 64, 32, or 16 for none
   bool valid;
 
+  // wgmma's: the same first fields, the swizzle in the last two bits (128, 64, 32 bytes as 1, 2, 3), zeros between.
+  static constexpr SharedDescriptor of_wgmma(uint64_t d) {
+    constexpr Field kMode{62, 2}, kReserved{52, 10}, kNone{46, 3};
+    SharedDescriptor s(d);
+    s.line_bytes = kMode.of(d) == 1 ? 128 : kMode.of(d) == 2 ? 64 : kMode.of(d) == 3 ? 32 : 16;
+    s.valid = !kReserved.of(d) && !kNone.of(d) && !kBaseOffset.of(d);
+    return s;
+  }
+
   explicit constexpr SharedDescriptor(uint64_t d)
       : start(static_cast<uint32_t>(kStart.of(d)) * 16),
         leading(static_cast<uint32_t>(kLeading.of(d)) * 16),

@@ -190,6 +190,16 @@ struct Warp {
   void tcgen05_fence_before_thread_sync(Where where = Where::current());
   void tcgen05_fence_after_thread_sync(Where where = Where::current());
 
+  // --- wgmma
+  void wgmma_fence(Where where = Where::current());
+  void wgmma_commit_group(Where where = Where::current());
+  void wgmma_wait_group(registers<float, 64>& d, Where where = Where::current());
+  template <bool kBF16>
+  void wgmma_m64n128k16(registers<float, 64>& d, uint64_t a, uint64_t b, bool accumulate,
+                        Where where = Where::current()) {
+    wgmma(d, a, b, kBF16, accumulate, where);
+  }
+
   [[noreturn]] void read_before_wait() const;
 
   Grid& grid;
@@ -214,6 +224,15 @@ struct Warp {
   void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
+  void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool accumulate, Where where);
+
+  struct WgmmaOp {
+    std::function<void()> run;
+    uint32_t step;
+    bool committed;
+  };
+  std::vector<WgmmaOp> wgmmas_;  // issued and not waited for
+  bool wgmma_fenced_ = false;
   uint32_t loading_ = 0;  // address of the tcgen05.ld that is not waited for
 };
 

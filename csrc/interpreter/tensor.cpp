@@ -128,7 +128,7 @@ void Warp::tcgen05_wait_ld(registers<uint32_t, 16>& d, Where where) {
 void Warp::read_before_wait() const {
   throw KernelError("race", std::string(w.role) + " (warp " + std::to_string(w.idx) + "), CTA " +
                                 std::to_string(w.cta->idx) +
-                                ": registers of a tcgen05.ld are used before tcgen05.wait::ld");
+                                ": registers are used before tcgen05.wait::ld or wgmma.wait_group");
 }
 
 void Warp::tcgen05_fence_before_thread_sync(Where where) {

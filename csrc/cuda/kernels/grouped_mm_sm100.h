@@ -10,6 +10,7 @@
 //   output arrived (commit)       issuer   -> epilogue
 //   output finished (4 arrivals)  epilogue -> issuer
 #pragma once
+#include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/schedule.h"
 #include "cuda/launch.h"
 #include "cuda/tile/types.h"
@@ -19,7 +20,6 @@
 namespace mxmoe::cuda::grouped_mm_sm100 {
 
 enum class Operand : uint8_t { kHalf, kMxfp8, kNvfp4 };  // half: BF16 or FP16
-enum class Output : uint8_t { kF32, kBF16, kF16 };
 
 template <Operand kOperandFormat, Output kOutputType>
 struct config {

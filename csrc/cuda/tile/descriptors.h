@@ -86,6 +86,14 @@ MXMOE_FACT int scale_line(ScaleWord w) {
 }
 static_assert(scale_line(scale_word(77)) == 77);
 
+// wgmma's accumulator: register i of a lane of warp w (of four) is this row and column of the 64 x N tile.
+MXMOE_FACT int wgmma_row(int warp, int lane, int i) {
+  return 16 * warp + lane / 4 + i / 2 % 2 * 8;
+}
+MXMOE_FACT int wgmma_column(int lane, int i) {
+  return i / 4 * 8 + lane % 4 * 2 + i % 2;
+}
+
 // A tensor-memory address: lane in the upper half, column in the lower.
 MXMOE_FACT uint32_t tmem_address(uint32_t lane, uint32_t column) {
   return lane << 16 | column;

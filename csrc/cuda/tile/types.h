@@ -2,6 +2,7 @@
 // one.
 #pragma once
 #include <cstdint>
+#include <utility>
 
 #include "descriptors.h"
 #include "swizzle.h"
@@ -13,6 +14,14 @@
 #endif
 
 namespace mxmoe::cuda {
+
+// f(0), ..., f(kCount - 1) written out: registers cannot be indexed by a variable.
+template <int kCount, class F>
+MXMOE_KERNEL void unrolled(F f) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    (f(kIndex), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
 
 // Shared-memory tile: kRows lines of kRowBytes, swizzled as the TMA box that fills it.
 template <int kRows, int kRowBytes, Swizzle kSwizzle = Swizzle::kNone>

@@ -3,7 +3,7 @@
 import importlib.util
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 try:
     import mxmoe._interp as _interp
@@ -22,6 +22,7 @@ class Run:
     """How kernels run, and what ran."""
 
     seed: int = 0
+    arch: str = "sm_100"  # whose kernels: "sm_100" | "sm_90"
     num_sms: int = 2  # CTAs at the same time
     site: str = ""  # label of the one call that is done wrongly,
     mutant: str = ""  # and how: "skip", "parity", ... (csrc/interpreter/machine.h)
@@ -33,13 +34,17 @@ _run = ContextVar("mxmoe_interpreter_run", default=None)
 
 @contextmanager
 def running(**settings):
-    """Kernels inside run with these settings of `Run`, which is yielded."""
-    run = Run(**settings)
+    """Kernels inside run with these settings of `Run`, which is yielded; the others are those around it, `sites` included."""
+    run = replace(_run.get() or Run(), **settings)
     token = _run.set(run)
     try:
         yield run
     finally:
         _run.reset(token)
+
+
+def arch() -> str:
+    return (_run.get() or Run()).arch
 
 
 def launch(name: str, *args):

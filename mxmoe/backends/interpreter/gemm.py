@@ -1,10 +1,10 @@
-"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h."""
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h or, of 16-bit operands, grouped_mm_sm90.h."""
 
 import torch
 from torch import Tensor
 
 from mxmoe import layout
-from mxmoe.backends.interpreter.extension import launch
+from mxmoe.backends.interpreter.extension import arch, launch
 from mxmoe.backends.interpreter.memory import dense, for_tma
 
 HALF = ("bf16", "fp16")
@@ -31,6 +31,10 @@ def grouped_mm(a, b, offs_E, bias_EO, out_MO):
         b_scales = blocked(b[1].flatten(0, 1), index.flatten(), num_experts * lines)
     bias = None if bias_EO is None else bias_EO.float().contiguous()
     with dense(out_MO) as out:
+        if arch() == "sm_90":
+            if a[3] not in HALF:
+                raise NotImplementedError(f"sm_90 has no grouped_mm of {a[3]} operands yet")
+            return launch("grouped_mm_sm90", a_values, b_values, a[3], offs_E.contiguous(), bias, out)
         launch(
             "grouped_mm_sm100", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3],
             offs_E.contiguous(), bias, out,
