@@ -72,17 +72,16 @@ def operand_fields(t: Operand | None) -> list[Tensor]:
     return [t]
 
 
-def take_operand(fields: list[Tensor], format: str, axis: str, shape, offs: Tensor | None = None) -> Operand:
+def take_operand(fields: list[Tensor], format: str, axis: str, shape) -> Operand:
     """The inverse: takes an operand off the head of `fields`; shape is its source's."""
     if format in DTYPES:
         return fields.pop(0)
-    f = FORMATS[format]
-    values, scales = fields.pop(0).view(f.values_dtype), fields.pop(0).view(f.scales_dtype)
-    global_scale = fields.pop(0) if f.has_global_scale else None
+    values, scales = fields.pop(0), fields.pop(0)
+    global_scale = fields.pop(0) if FORMATS[format].has_global_scale else None
     scope = "row"
     if global_scale is not None and global_scale.ndim == 1:
         scope = "tensor" if global_scale.shape[0] == 1 else "group"
-    return MXTensor(values, scales, global_scale, format, axis, tuple(shape), scope, "plain", offs)
+    return MXTensor(values, scales, global_scale, format, axis, tuple(shape), scope)
 
 
 def _weight_operands(x, w13, w2, copies, plan: Plan):

@@ -26,6 +26,8 @@ from mxmoe.recipes import Recipe, SwiGLU
 from mxmoe.routing import Routing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of an NVFP4 copy: a token's own scale, but one for all tokens of an expert where they are contracted over.
+COPY = {"row": {"axis": "row"}, "column": {"axis": "column", "scope": "group"}}
 Operand = Tensor | MXTensor
 
 
@@ -43,10 +45,6 @@ class Needs:
     @property
     def h(self) -> bool:  # the gradient must pass through the activation
         return self.x or self.w13 or self.b13
-
-    @property
-    def rows(self) -> bool:  # the gradient of the expert outputs is used
-        return self.h or self.w2 or self.b2
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,7 @@ def make_operand(t: Tensor, format: str, axis: str, offs: Tensor | None, backend
     """One GEMM operand of `t`: itself in that dtype, or its block-scaled copy."""
     if format in DTYPES:
         return t.to(DTYPES[format])
-    return ops.quantize(t, format, axis, offs=offs, scope=_scope(axis), backend=backend)
-
-
-def _scope(axis: str) -> str:
-    """Of an NVFP4 copy: a token's own scale, but one for all tokens of an expert where they are contracted over."""
-    return "row" if axis == "row" else "group"
+    return ops.quantize(t, format, offs=offs, backend=backend, **COPY[axis])
 
 
 def make_operands(make: Callable, row: str | None, column: str | None):
@@ -113,10 +106,9 @@ def make_operands(make: Callable, row: str | None, column: str | None):
         return (make().to(DTYPES[row]),) * 2
     if row == column and row is not None and not FORMATS[row].has_global_scale:
         return make(format=row, axis="both")
-    copies = ({"axis": "row"}, {"axis": "column", "scope": "group"})
     return tuple(
-        None if f is None else make().to(DTYPES[f]) if f in DTYPES else make(format=f, **copy)
-        for f, copy in zip((row, column), copies, strict=True)
+        None if f is None else make().to(DTYPES[f]) if f in DTYPES else make(format=f, **COPY[axis])
+        for f, axis in ((row, "row"), (column, "column"))
     )
 
 

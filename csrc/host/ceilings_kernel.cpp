@@ -60,25 +60,6 @@ MXMOE_INLINE void for_chunks(int threads, int64_t bytes, F&& body) {
   });
 }
 
-void copy_past_the_cache(char* to, const char* from, int64_t bytes) {
-  int64_t i = -reinterpret_cast<intptr_t>(to) & 63;
-  if (i > bytes) i = bytes;
-  memcpy(to, from, i);
-#if defined(__x86_64__)
-  for (; i + 64 <= bytes; i += 64) {
-    __builtin_prefetch(from + i + kPrefetchAhead);
-#if defined(MXMOE_ISA_AVX512)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
-#else
-    for (int64_t j = i; j < i + 64; j += 16)
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
-#endif
-  }
-  _mm_sfence();
-#endif
-  memcpy(to + i, from + i, bytes - i);
-}
-
 }  // namespace
 
 int64_t multiply_add(bool bf16, int64_t steps, int threads) {
@@ -92,8 +73,14 @@ int64_t multiply_add(bool bf16, int64_t steps, int threads) {
 
 void copy_bytes(char* to, const char* from, int64_t bytes, bool stream, int threads) {
   for_chunks(threads, bytes, [&](int64_t begin, int64_t end) {
-    stream ? copy_past_the_cache(to + begin, from + begin, end - begin)
-           : (void)memcpy(to + begin, from + begin, end - begin);
+    if (!stream) {
+      memcpy(to + begin, from + begin, end - begin);
+      return;
+    }
+    stream_copy<kPrefetchAhead>(to + begin, from + begin, end - begin);
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
   });
 }
 

@@ -33,26 +33,6 @@ MXMOE_INLINE void for_rows(int threads, int64_t rows, int64_t row_bytes, F&& bod
   });
 }
 
-// memcpy that writes past the cache.
-MXMOE_INLINE void stream_copy(char* to, const char* from, int64_t bytes) {
-#if defined(__x86_64__)
-  int64_t head = min_of(bytes, -reinterpret_cast<intptr_t>(to) & 63);
-  memcpy(to, from, head);
-  int64_t i = head;
-  for (; i + 64 <= bytes; i += 64) {
-#if defined(MXMOE_ISA_AVX512)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
-#else
-    for (int64_t j = i; j < i + 64; j += 16)
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
-#endif
-  }
-  memcpy(to + i, from + i, bytes - i);
-#else
-  memcpy(to, from, bytes);
-#endif
-}
-
 // A whole vector of elements, past the cache where asked to; then p is aligned to it.
 template <DType D>
 MXMOE_INLINE void put_elements(stored<D>* p, f32 x, [[maybe_unused]] bool stream) {

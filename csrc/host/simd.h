@@ -156,4 +156,25 @@ MXMOE_INLINE float f32_of_f16(uint16_t h) {  // exact
   return f32_of(sign | bits_of(magnitude));
 }
 
+// memcpy past the cache, for what is not read again soon; kAhead: bytes to prefetch ahead, 0: none. Fence when done.
+template <int64_t kAhead = 0>
+MXMOE_INLINE void stream_copy(char* to, const char* from, int64_t bytes) {
+  int64_t i = 0;
+#if defined(__x86_64__)
+  i = -reinterpret_cast<intptr_t>(to) & 63;
+  if (i > bytes) i = bytes;
+  memcpy(to, from, i);
+  for (; i + 64 <= bytes; i += 64) {
+    if (kAhead) __builtin_prefetch(from + i + kAhead);
+#if defined(MXMOE_ISA_AVX512)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+#else
+    for (int64_t j = i; j < i + 64; j += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+#endif
+  }
+#endif
+  memcpy(to + i, from + i, bytes - i);
+}
+
 }  // namespace mxmoe::host::MXMOE_ISA

@@ -260,18 +260,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   if (m.warp_idx() == 1) m.tcgen05_dealloc(tmem, C::kTmemColumns);
 }
 
-template <class C>
-struct launchable {
-  static constexpr const char* name = "grouped_mm";
-  static constexpr int warps = C::kWarps;
-  using shared_type = shared<C>;
-  template <class M>
-  using globals_type = globals<M>;
-  template <class M>
-  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
-    kernel<C>(m, g);
-  }
-};
+MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 
 // values (lines, bytes or halves of contraction), lines 16 bytes apart, b's experts stacked; scales blocked, a's by
 // padded rows, b's one matrix per expert; global FP32 per line, NVFP4 only. element: 1 for E5M2 and BF16, 0 for E4M3

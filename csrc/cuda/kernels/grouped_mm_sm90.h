@@ -115,18 +115,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
     consume<M, C>(m, g, s);
 }
 
-template <class C>
-struct launchable {
-  static constexpr const char* name = "grouped_mm";
-  static constexpr int warps = C::kWarps;
-  using shared_type = shared<C>;
-  template <class M>
-  using globals_type = globals<M>;
-  template <class M>
-  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
-    kernel<C>(m, g);
-  }
-};
+MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 
 // a (M, contraction), b (experts * outputs, contraction), lines 16 bytes apart; offs (E,); bias FP32 (E, O) or none;
 // out (M, O).

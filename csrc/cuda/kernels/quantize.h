@@ -271,18 +271,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   }
 }
 
-template <class C>
-struct launchable {
-  static constexpr const char* name = "quantize";
-  static constexpr int warps = C::kWarps;
-  using shared_type = shared<C>;
-  template <class M>
-  using globals_type = globals<M>;
-  template <class M>
-  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
-    kernel<C>(m, g);
-  }
-};
+MXMOE_LAUNCHABLE("quantize", shared<C>)
 
 struct CopyTensors {
   Tensor values, scales;

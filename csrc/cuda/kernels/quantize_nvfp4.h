@@ -135,18 +135,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   }
 }
 
-template <class C>
-struct launchable {
-  static constexpr const char* name = "quantize_nvfp4";
-  static constexpr int warps = C::kWarps;
-  using shared_type = shared;
-  template <class M>
-  using globals_type = globals<M>;
-  template <class M>
-  MXMOE_KERNEL static void run(M& m, const globals<M>& g) {
-    kernel<C>(m, g);
-  }
-};
+MXMOE_LAUNCHABLE("quantize_nvfp4", shared)
 
 // x (B, R, a multiple of 8, zeros past the row's length), rows 16 bytes apart; offs (E,) with B = 1, or none.
 template <class L>

@@ -62,3 +62,19 @@ struct ring {
 };
 
 }  // namespace mxmoe::cuda
+
+// What a launcher takes of a kernel, at the end of its namespace: launchable<config>, with the kernel's name in
+// reports, its number of warps, its shared memory, globals and text.
+#define MXMOE_LAUNCHABLE(NAME, SHARED)                        \
+  template <class C>                                          \
+  struct launchable {                                         \
+    static constexpr const char* name = NAME;                 \
+    static constexpr int warps = C::kWarps;                   \
+    using shared_type = SHARED;                               \
+    template <class M>                                        \
+    using globals_type = globals<M>;                          \
+    template <class M>                                        \
+    MXMOE_KERNEL static void run(M& m, const globals<M>& g) { \
+      kernel<C>(m, g);                                        \
+    }                                                         \
+  };
