@@ -205,7 +205,7 @@ def test_r13_balance_loss_reaches_the_router():
     torch.testing.assert_close(router_grad(0.01, repeat=4), one)  # mean-type: no growth with the token count
 
 
-def test_capacity_is_refused():
+def test_r17_capacity_is_refused():
     """r15, r17"""
     layer = random_layer(8, 16, 8, 4)
     with pytest.raises(ValueError, match="capacity_factor must be None: routing is dropless"):
