@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -10,10 +11,12 @@ from mxmoe import ops
 from mxmoe.formats import FORMATS, MXTensor
 from mxmoe.layer import PreparedExperts, moe_layer, prepare_experts
 from mxmoe.ops.route import check_selection
+from mxmoe.parallel import expert_slice
 from mxmoe.recipes import Recipe, SwiGLU, get_recipe
 from mxmoe.routing import Routing
 
 EXPERT_WEIGHTS = ("w13", "w2")
+EXPERT_PARAMETERS = (*EXPERT_WEIGHTS, "b13", "b2")
 FIELDS = ("values", "scales", "global_scale")
 
 
@@ -51,8 +54,9 @@ class MoE(nn.Module):
     dim D, expert_dim F, num_experts E, top_k K; shared_dim: width of the shared expert, 0 for none. The other options are those
     of `moe_layer`. Parameters: router (E, D), w13 (E, 2F, D), w2 (E, D, F), shared_w13, shared_w2, b13, b2; buffer
     selection_bias (E,), FP32 whatever dtype the module is cast to. `forward(x)` gives (y, Routing). `prepare()` quantizes the
-    experts once until they change; `quantize_(format)` replaces them for good by their quantized form (frozen). ValueError on
-    impossible sizes.
+    experts once until they change; `quantize_(format)` replaces them for good by their quantized form (frozen). group: expert
+    parallelism over its R ranks; w13, w2, b13, b2 then hold this rank's E / R experts, and ranks that build it from the same seed
+    hold together what one process would. ValueError on impossible sizes.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class MoE(nn.Module):
         activation: str | SwiGLU = "swiglu",
         expert_bias: bool = False,
         recompute: bool = False,
+        group: dist.ProcessGroup | None = None,
+        payload: str = "exact",
         backend: str = "auto",
         device=None,
         dtype=None,
@@ -84,20 +90,21 @@ class MoE(nn.Module):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         check_selection(top_k, num_experts, num_groups, groups_kept)
         get_recipe(recipe)
+        own = num_experts if group is None else len(range(num_experts)[expert_slice(num_experts, group)])
         self.top_k, self.recipe = top_k, recipe
         self.options = dict(
             score=score, num_groups=num_groups, groups_kept=groups_kept, normalize=normalize, scale=scale, gate_up=gate_up,
-            activation=activation, recompute=recompute, backend=backend,
+            activation=activation, recompute=recompute, group=group, payload=payload, backend=backend,
         )  # fmt: skip
 
         def parameter(*shape):
             return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
 
         self.router = parameter(num_experts, dim)
-        self.w13 = parameter(num_experts, 2 * expert_dim, dim)
-        self.w2 = parameter(num_experts, dim, expert_dim)
-        self.b13 = parameter(num_experts, 2 * expert_dim) if expert_bias else None
-        self.b2 = parameter(num_experts, dim) if expert_bias else None
+        self.w13 = parameter(own, 2 * expert_dim, dim)
+        self.w2 = parameter(own, dim, expert_dim)
+        self.b13 = parameter(own, 2 * expert_dim) if expert_bias else None
+        self.b2 = parameter(own, dim) if expert_bias else None
         self.shared_w13 = parameter(2 * shared_dim, dim) if shared_dim else None
         self.shared_w2 = parameter(dim, shared_dim) if shared_dim else None
         bias = torch.zeros(num_experts, dtype=torch.float32, device=device) if selection_bias else None
@@ -106,10 +113,13 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self):
-        """Uniform within 1 / sqrt(fan-in) for matrices, zero for biases."""
+        """Uniform within 1 / sqrt(fan-in) for matrices, zero for biases; other ranks' experts are drawn and dropped."""
+        group = self.options["group"]
         for name, p in self.named_parameters():
             bound = 0.0 if name in ("b13", "b2") else p.shape[-1] ** -0.5
-            nn.init.uniform_(p, -bound, bound)
+            ranks, own = (group.size(), group.rank()) if group is not None and name in EXPERT_PARAMETERS else (1, 0)
+            for rank in range(ranks):
+                nn.init.uniform_(p if rank == own else torch.empty_like(p), -bound, bound)
 
     def forward(self, x: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Routing]:
         """x (..., D) -> (y (..., D), Routing); replay (..., K): recorded expert ids."""

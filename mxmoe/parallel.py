@@ -109,8 +109,9 @@ def dispatch(
     )
     counts = _gather_counts(routing.counts.tolist(), f"{common}, {also}" if also else common, group)
     to_here = [own[experts] for own in counts]
-    ids = torch.arange(len(to_here[0]), dtype=torch.int32).repeat(len(counts)).repeat_interleave(torch.tensor(to_here).flatten())
-    ids = ids.to(x.device).unsqueeze(1)
+    experts_of_runs = torch.arange(len(to_here[0]), dtype=torch.int32, device="cpu").repeat(len(counts))  # not the default device
+    rows_of_runs = torch.tensor(to_here, device="cpu").flatten()
+    ids = experts_of_runs.repeat_interleave(rows_of_runs).to(x.device).unsqueeze(1)
     ones = torch.ones(ids.shape, dtype=torch.float32, device=x.device)
     exchange = Exchange(
         group, routing, Routing.from_ids(ids, ones, len(to_here[0]), backend=backend),

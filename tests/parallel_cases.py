@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mxmoe import moe_experts, moe_layer, prepare_experts, quantize
+from mxmoe import MoE, moe_experts, moe_layer, prepare_experts, quantize
 from mxmoe.parallel import expert_slice
 from tests.layer_cases import Layer, random_layer
 
@@ -112,6 +112,20 @@ def own_share(case: Case, group: dist.ProcessGroup, experts: slice | None = None
 
 def ranked(group, case: Case, experts: slice | None = None, **options) -> Result:
     return run(*own_share(case, group, experts), group=group, **options)
+
+
+def module(group, case: Case, options: dict) -> tuple[Result, dict[str, Tensor]]:
+    """`MoE` built from a seed, on this rank's tokens; group None: on all. (its results, its parameters)"""
+    torch.manual_seed(case.seed)
+    dim, width, experts = case.dims
+    moe = MoE(dim, width, experts, case.top_k, recipe=case.recipe, shared_dim=case.shared, group=group, **options)
+    layer, dy = make(case)
+    rows = slice(None) if group is None else case.rows(group.rank())
+    x = layer.x.detach()[rows].requires_grad_()
+    y, routing = moe(x)
+    y.backward(dy[rows])
+    grads = {name: p.grad for name, p in moe.named_parameters()} | {"x": x.grad}
+    return Result(y.detach(), routing.ids, routing.weights.detach(), grads), {n: p.detach() for n, p in moe.named_parameters()}
 
 
 def experts_only(group, case: Case, ids: Tensor, weights: Tensor, how: str) -> Tensor:

@@ -19,6 +19,7 @@ from tests.parallel_cases import (
     experts_only,
     failing,
     make,
+    module,
     outsider,
     ranked,
     seconds_to_error,
@@ -37,9 +38,9 @@ def ranks():
     pool.stop()
 
 
-def assert_equals_one_process(results: list[Result], case: Case):
+def assert_equals_one_process(results: list[Result], case: Case, want: Result | None = None):
     """y, the routing, gradients of x and of the experts: bitwise. Of what every rank has: the sum over the ranks, to rounding."""
-    want = single(case)
+    want = want or single(case)
     for name in ("y", "ids", "weights"):
         assert_same_bits(torch.cat([getattr(r, name) for r in results]), getattr(want, name))
     for name, grad in want.grads.items():
@@ -172,6 +173,19 @@ def test_moe_experts_with_prepared_frozen_and_strided_arguments(ranks):
     for how in ("plain", "transposed", "prepared", "frozen"):
         results = ranks(2, experts_only, case, PerRank(want.ids.split(case.tokens)), PerRank(want.weights.split(case.tokens)), how)
         assert_same_bits(torch.cat(results), want.y)
+
+
+@pytest.mark.parametrize(("recipe", "options"), [("bf16", {"expert_bias": True}), ("mxfp8", {"payload": "mxfp8"})])
+def test_module(ranks, recipe, options):
+    case = Case((5, 12), recipe, torch.bfloat16, shared=32)
+    results, parameters = zip(*ranks(2, module, case, options), strict=True)
+    want, whole = module(None, case, options)
+    assert_equals_one_process(list(results), case, want)
+    for name, p in whole.items():
+        if name in EXPERTS:
+            assert_same_bits(torch.cat([of_rank[name] for of_rank in parameters]), p)
+        else:
+            assert all(torch.equal(of_rank[name], p) for of_rank in parameters)
 
 
 @pytest.mark.parametrize("how", [compiled, checkpointed])

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdio>
 #include <list>
 #include <mutex>
 #include <new>
@@ -20,9 +21,20 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{1} << 21;
 
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(int64_t bytes) {
+    std::snprintf(text_, sizeof(text_), "no memory for a result of %lld bytes", static_cast<long long>(bytes));
+  }
+  const char* what() const noexcept override { return text_; }
+
+ private:
+  char text_[64];
+};
+
 void* map(int64_t bytes) {
   void* data = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
+  if (data == MAP_FAILED) throw OutOfMemory(bytes);
   const auto start = reinterpret_cast<intptr_t>(data), aligned = (start + kHugePage - 1) & -kHugePage;
   if (aligned > start) munmap(data, aligned - start);
   munmap(reinterpret_cast<void*>(aligned + bytes), start + kHugePage - aligned);
@@ -51,7 +63,12 @@ class Pool {
     if (stats_.in_use > stats_.peak) stats_.peak = stats_.in_use;
     if (!kept) {
       const int64_t surplus = stats_.in_use + stats_.kept - bound();
-      for (int64_t at = 0; at < size && at < surplus; at += kHugePage) move_oldest_page(static_cast<char*>(data) + at);
+      for (int64_t at = 0; at < size && at < surplus; at += kHugePage) {
+        if (move_oldest_page(static_cast<char*>(data) + at)) continue;
+        stats_.in_use -= size;
+        munmap(data, size);
+        throw OutOfMemory(size);
+      }
     }
     MXMOE_UNPOISON(data, size);
     return data;
@@ -102,15 +119,16 @@ class Pool {
 
   void drop_oldest_page() { munmap(oldest_page(), kHugePage); }
 
-  // Where the system cannot move it (too many mappings), the page goes and the fresh one stays.
-  void move_oldest_page(char* to) {
+  // Where the system cannot move it (too many mappings), the page goes and a fresh one stays. False: nor that one.
+  bool move_oldest_page(char* to) {
     char* page = oldest_page();
+    bool present = true;
 #if defined(MREMAP_FIXED)
-    if (mremap(page, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) return;
-    if (mmap(to, kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
-      throw std::bad_alloc();
+    if (mremap(page, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) return true;
+    present = mmap(to, kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 #endif
     munmap(page, kHugePage);
+    return present;
   }
 
   std::mutex mutex_;
