@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from mxmoe import Routing, ops
 from mxmoe.backends.interpreter import running
 from mxmoe.backends.interpreter.quantize import run as run_quantize
-from mxmoe.formats import QuantizeOptions
+from mxmoe.formats import MXTensor, QuantizeOptions
+from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import Problem, assert_within_bound, operand, products
-from tests.helpers import Backend, boundary_inputs, contract_copy, differences, empty_copy, poisoned
+from tests.helpers import Backend, assert_same_bits, boundary_inputs, contract_copy, differences, empty_copy, poisoned
 
 REFERENCE, INTERPRETER = Backend("reference"), Backend("interpreter")
 
@@ -81,3 +83,72 @@ def grouped_mm_case(format: str, arch: str = "sm_100"):
             check_grouped_mm(Problem((130, 0, 1, 20), 136, 300, past=9), format)
 
     return case
+
+
+def check_rows(tokens: int, top_k: int, experts: int, width: int, dtype, copies: tuple[str, str] | None, weighted: bool = True):
+    """permute, unpermute and unpermute_backward: the reference's bytes, of their outputs or of their copies (format, axis)."""
+    g = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(-1, experts, (tokens, top_k), dtype=torch.int32, generator=g)  # some slots without an expert
+    routing = Routing.from_ids(ids, torch.randn(tokens, top_k, generator=g), experts, backend="reference")
+    x = boundary_inputs(tokens, width, 5, dtype, finite=False)
+    y, dy = torch.randn(tokens * top_k, width, generator=g).to(dtype), torch.randn(tokens, width, generator=g).to(dtype)
+    weights = routing.weights if weighted else None
+    fused = {} if copies is None else dict(format=copies[0], axis=copies[1])
+
+    def run(name):
+        dots = y if weighted else None
+        rows_grad = ops.unpermute_backward(dy, routing, weights, dots, rows_dtype=torch.bfloat16, **fused, backend=name)
+        y_tokens = (ops.unpermute(y, routing, weights, out_dtype=d, backend=name) for d in (dtype, torch.float32))
+        return ops.permute(x, routing, **fused, backend=name), rows_grad, *y_tokens
+
+    assert_same(run("interpreter"), run("reference"))
+
+
+def check_swiglu(rows: int, width: int, dtype, offs, activation, gate_up: str, copies: tuple[str, str] | None):
+    """swiglu and its backward, likewise."""
+    h = boundary_inputs(rows, 2 * width, 3, dtype, finite=False)
+    da = torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    options = dict(activation=activation, gate_up=gate_up, offs=offs)
+    if copies is not None:
+        options |= dict(format=copies[0], axis=copies[1], scale_mode="floor" if gate_up == "interleaved" else "rceil")
+    got, want = (
+        (ops.swiglu(h, **options, backend=name), ops.swiglu_backward(da, h, **options, backend=name))
+        for name in ("interpreter", "reference")
+    )
+    assert_same(got, want)
+
+
+def assert_same(got, want):
+    """Bitwise, through tuples; None is None."""
+    if isinstance(want, tuple):
+        for g, w in zip(got, want, strict=True):
+            assert_same(g, w)
+    elif isinstance(want, MXTensor):
+        assert differences(got, want) == 0
+    elif want is None:
+        assert got is None
+    else:
+        assert_same_bits(got, want)
+
+
+def rows_case():
+    check_rows(70, 3, 5, 132, torch.bfloat16, ("mxfp8", "both"))
+
+
+def rows_plain_case():
+    check_rows(9, 3, 5, 130, torch.float32, None)
+    check_rows(9, 3, 5, 132, torch.float16, None)
+
+
+def swiglu_case():
+    offs, activation = ends(0, 130, 1, 5), SwiGLU(1.702, 7.0, 1.0)
+    check_swiglu(150, 160, torch.bfloat16, offs, activation, "concatenated", ("mxfp8", "both"))
+
+
+def swiglu_interleaved_case():
+    check_swiglu(40, 132, torch.float32, ends(33), SwiGLU(), "interleaved", ("mxfp8_e5m2", "both"))
+
+
+def swiglu_plain_case():
+    check_swiglu(20, 37, torch.float16, ends(3, 9), SwiGLU(limit=0.5), "interleaved", None)
+    check_swiglu(20, 36, torch.bfloat16, None, SwiGLU(), "concatenated", None)

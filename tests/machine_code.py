@@ -43,8 +43,8 @@ def short(symbol: str) -> str:
     """_ZN..entryINS0_8quantize10launchableINS2_6configINS_4E4M3ELNS2_5InputE1E... -> quantize<E4M3, 1>."""
     length, rest = re.search(r"entryINS0_(\d+)(\w+)", symbol).groups()
     name = rest[: int(length)]
-    parameters = re.findall(r"NS_\d(E\dM\d)|L(?:NS\d_\w+?E|[bij])(\d+)E", symbol.split("configI")[1])
-    return f"{name}<{', '.join(a or b for a, b in parameters)}>"
+    parameters = re.findall(r"NS_\d(E\dM\d)|(NoCopies)|L(?:NS\d_\w+?E|S\w_|[bij])(\d+)E", symbol.split("configI")[1])
+    return f"{name}<{', '.join(a or b or c for a, b, c in parameters)}>"
 
 
 def kernels(path: Path) -> dict[tuple[str, str], dict]:
@@ -70,8 +70,8 @@ def table() -> str:
     lines = ["# kernel, architecture: registers; instructions (python -m tests.machine_code)"]
     for path in objects():
         for (arch, name), facts in sorted(kernels(path).items()) if path.stem != "launcher.cu" else ():
-            code = "".join(f"\n    {count:4} {op}" for op, count in sorted(facts["code"].items()))
-            lines.append(f"{name}, {arch}: {facts['registers']} registers, {facts['spilled']} bytes spilled{code}")
+            code = ", ".join(f"{count} {op}" for op, count in sorted(facts["code"].items()))
+            lines.append(f"{name}, {arch}: {facts['registers']} registers, {facts['spilled']} bytes spilled; {code}")
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mxmoe.backends.interpreter import KernelError, running
+from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import Problem, operand
 from tests.helpers import boundary_inputs, num_threads, poisoned
 from tests.interpreter_cases import (
@@ -13,12 +14,19 @@ from tests.interpreter_cases import (
     check_grouped_mm,
     check_quantize,
     check_quantize_blocked,
+    check_rows,
+    check_swiglu,
     ends,
     grouped_mm_case,
     quantize_case,
     quantize_nvfp4_case,
     quantize_nvfp4_plain_case,
     quantize_plain_case,
+    rows_case,
+    rows_plain_case,
+    swiglu_case,
+    swiglu_interleaved_case,
+    swiglu_plain_case,
 )
 from tests.mutants import mutants, reason
 
@@ -38,6 +46,11 @@ CASES = {
     "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
+    "rows": rows_case,
+    "rows_plain": rows_plain_case,
+    "swiglu": swiglu_case,
+    "swiglu_interleaved": swiglu_interleaved_case,
+    "swiglu_plain": swiglu_plain_case,
 }
 
 
@@ -89,6 +102,54 @@ def test_quantize_of_strided_rows_and_of_no_rows():
 def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
     with running(arch=arch):
         check_grouped_mm(problem, format, dtype, bias)
+
+
+COPIES = [None, ("mxfp8", "both"), ("mxfp8", "row"), ("mxfp8_e5m2", "column")]
+
+
+@pytest.mark.parametrize("copies", COPIES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "width"),
+    [(1, 1, 1, 1), (90, 3, 5, 260), (33, 8, 2, 45), (3, 2, 200, 64), (300, 1, 1, 16)],
+    ids=["one", "ragged", "tails", "mostly_empty", "all_on_one"],
+)
+def test_permuted_rows_are_the_references(tokens, top_k, experts, width, dtype, copies):
+    check_rows(tokens, top_k, experts, width, dtype, copies)
+    check_rows(tokens, top_k, experts, width, dtype, copies, weighted=False)
+
+
+@pytest.mark.parametrize("copies", COPIES, ids=str)
+@pytest.mark.parametrize("gate_up", ["concatenated", "interleaved"])
+@pytest.mark.parametrize(
+    ("rows", "width", "offs", "activation", "dtype"),
+    [
+        (1, 32, None, SwiGLU(), torch.float32),
+        (300, 160, ends(0, 130, 0, 1, 139), SwiGLU(1.702, 7.0, 1.0), torch.bfloat16),
+        (130, 32, ends(0, 0), SwiGLU(limit=0.5), torch.float16),
+        (40, 288, ends(33), SwiGLU(), torch.bfloat16),
+    ],
+    ids=["one", "ragged", "empty", "tail"],
+)
+def test_swiglu_is_the_references(rows, width, offs, activation, dtype, gate_up, copies):
+    check_swiglu(rows, width, dtype, offs, activation, gate_up, copies)
+
+
+def test_verbs_on_rows_of_any_length():
+    for width in (1, 7, 37, 131):
+        check_swiglu(9, width, torch.bfloat16, None, SwiGLU(), "interleaved", None)
+        check_swiglu(9, width, torch.float32, None, SwiGLU(), "concatenated", None)
+    x = torch.arange(40, dtype=torch.uint8).view(4, 10)
+    out = poisoned((5, 10), torch.uint8)
+    INTERPRETER.run("permute", x, torch.tensor([5, 0, -1, 7, 2], dtype=torch.int32), 2, out)
+    assert out.tolist() == [x[2].tolist(), x[0].tolist(), [0] * 10, x[3].tolist(), x[1].tolist()]
+
+
+@pytest.mark.parametrize("verb", ["swiglu", "permute"])
+def test_no_rows(verb):
+    check_rows(0, 2, 3, 64, torch.bfloat16, None) if verb == "permute" else check_swiglu(
+        0, 64, torch.bfloat16, None, SwiGLU(), "concatenated", None
+    )
 
 
 def test_grouped_mm_mixes_mx_elements():

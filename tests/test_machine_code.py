@@ -11,6 +11,16 @@ pytestmark = [
 ]
 # Beginning of the kernel's name -> architectures, instructions it must have (prefixes), must not have.
 EXPECTED = {
+    "permute<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "unpermute<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "unpermute_backward<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "weights_grad<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "swiglu<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "MUFU.RCP", "STG.E"), ("LDS", "STS", "MUFU.EX2")),
+    "swiglu_backward<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "MUFU.RCP", "STG.E"), ("LDS", "STS", "MUFU.EX2")),
+    "permute<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE"), ()),
+    "unpermute_backward<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE"), ()),
+    "swiglu<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE", "MUFU.RCP"), ("MUFU.EX2",)),
+    "swiglu_backward<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE", "MUFU.RCP"), ("MUFU.EX2",)),
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
     "grouped_mm_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR"), ("HMMA",)),

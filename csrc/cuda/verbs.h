@@ -1,6 +1,7 @@
 // The verbs that have kernels, from formats by name to their launches, for any launcher (cuda/launch.h). Declared here
 // for the bindings; defined in cuda/verbs/<verb>.h and instantiated once for each launcher, each in a file of its own.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "tensor.h"
@@ -29,5 +30,31 @@ void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const T
 template <class L>
 void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& b, const std::string& format, const Tensor& offs,
                          const Tensor& bias, const Tensor& out);
+
+// Verbs on routed rows, arguments as in mxmoe/backends/__init__.py. With `format` ("mxfp8", "mxfp8_e5m2") copies of the
+// output are written in its place, plain scales; "": the output.
+template <class L>
+void run_permute(L& l, const Tensor& x, const Tensor& permutation, int64_t top_k, const Tensor& offs, const Tensor& out,
+                 const std::string& format, bool floor, const Tensor& row_values, const Tensor& row_scales,
+                 const Tensor& column_values, const Tensor& column_scales);
+template <class L>
+void run_unpermute(L& l, const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out);
+template <class L>
+void run_unpermute_backward(L& l, const Tensor& dy, const Tensor& permutation, const Tensor& weights, int64_t top_k,
+                            const Tensor& offs, const Tensor& rows, const std::string& format, bool floor,
+                            const Tensor& row_values, const Tensor& row_scales, const Tensor& column_values,
+                            const Tensor& column_scales);
+template <class L>
+void run_weights_grad(L& l, const Tensor& dy, const Tensor& y, const Tensor& permutation, int64_t top_k,
+                      const Tensor& out);
+template <class L>
+void run_swiglu(L& l, const Tensor& h, const Tensor& offs, float alpha, std::optional<float> limit, float offset,
+                bool interleaved, const Tensor& out, const std::string& format, bool floor, const Tensor& row_values,
+                const Tensor& row_scales, const Tensor& column_values, const Tensor& column_scales);
+template <class L>
+void run_swiglu_backward(L& l, const Tensor& da, const Tensor& h, const Tensor& offs, float alpha,
+                         std::optional<float> limit, float offset, bool interleaved, const Tensor& dh,
+                         const std::string& format, bool floor, const Tensor& row_values, const Tensor& row_scales,
+                         const Tensor& column_values, const Tensor& column_scales);
 
 }  // namespace mxmoe::cuda

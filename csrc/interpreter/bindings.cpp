@@ -41,6 +41,12 @@ PYBIND11_MODULE(_interp, m) {
   m.def("quantize_nvfp4", i::bound(&mxmoe::cuda::run_quantize_nvfp4<i::Launcher>));
   m.def("grouped_mm_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_sm90<i::Launcher>));
   m.def("grouped_mm_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_sm100<i::Launcher>));
+  m.def("permute", i::bound(&mxmoe::cuda::run_permute<i::Launcher>));
+  m.def("unpermute", i::bound(&mxmoe::cuda::run_unpermute<i::Launcher>));
+  m.def("unpermute_backward", i::bound(&mxmoe::cuda::run_unpermute_backward<i::Launcher>));
+  m.def("weights_grad", i::bound(&mxmoe::cuda::run_weights_grad<i::Launcher>));
+  m.def("swiglu", i::bound(&mxmoe::cuda::run_swiglu<i::Launcher>));
+  m.def("swiglu_backward", i::bound(&mxmoe::cuda::run_swiglu_backward<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
   namespace c = mxmoe::cuda;

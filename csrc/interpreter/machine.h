@@ -3,6 +3,7 @@
 // A lane<T> is a vector of 32 T, a pred a vector of 32 masks. Every method knows its call site, where a mutant may be
 // asked for: "skip" leaves the instruction out; the other kinds are named where they are done.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <source_location>
@@ -102,12 +103,21 @@ struct Warp {
     load_global(&r, base, offset, p, sizeof(T), sizeof(T), "ld.global", where);
     return r;
   }
+  template <int kCount>
+  void load_global_words(registers<uint32_t, kCount>& d, const void* base, lane<int> offset, pred p, const char* name,
+                         Where where) {
+    uint32_t words[kLanes][kCount] = {};
+    load_global(words, base, offset, p, 4 * kCount, 4 * kCount, name, where);
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < kCount; ++j) d.value[j][i] = words[i][j];
+  }
+  void ld_global_v2(registers<uint32_t, 2>& d, const void* base, lane<int> offset, pred p,
+                    Where where = Where::current()) {
+    load_global_words(d, base, offset, p, "ld.global.v2", where);
+  }
   void ld_global_v4(registers<uint32_t, 4>& d, const void* base, lane<int> offset, pred p,
                     Where where = Where::current()) {
-    uint32_t words[kLanes][4] = {};
-    load_global(words, base, offset, p, 16, 16, "ld.global.v4", where);
-    for (int i = 0; i < kLanes; ++i)
-      for (int j = 0; j < 4; ++j) d.value[j][i] = words[i][j];
+    load_global_words(d, base, offset, p, "ld.global.v4", where);
   }
   template <typename T, typename V>
   void st_global(void* base, lane<int> offset, V x, pred p, Where where = Where::current()) {
@@ -115,14 +125,12 @@ struct Warp {
     store_global(base, offset, &x, p, sizeof(T), "st.global", where);
   }
   void st_global_v2(void* base, lane<int> offset, u32 x, u32 y, pred p, Where where = Where::current()) {
-    uint32_t words[kLanes][2];
-    for (int i = 0; i < kLanes; ++i) words[i][0] = x[i], words[i][1] = y[i];
-    store_global(base, offset, words, p, 8, "st.global.v2", where);
+    const auto words = by_lane<2>({x, y});
+    store_global(base, offset, &words, p, 8, "st.global.v2", where);
   }
   void st_global_v4(void* base, lane<int> offset, u32 x, u32 y, u32 z, u32 v, pred p, Where where = Where::current()) {
-    uint32_t words[kLanes][4];
-    for (int i = 0; i < kLanes; ++i) words[i][0] = x[i], words[i][1] = y[i], words[i][2] = z[i], words[i][3] = v[i];
-    store_global(base, offset, words, p, 16, "st.global.v4", where);
+    const auto words = by_lane<4>({x, y, z, v});
+    store_global(base, offset, &words, p, 16, "st.global.v4", where);
   }
 
   // --- shared memory
@@ -154,6 +162,14 @@ struct Warp {
   }
   void st_shared(u32 address, u32 x, pred p, Where where = Where::current()) {
     store_shared(address, &x, p, 4, 4, "st.shared", where);
+  }
+  void st_shared_v2(u32 address, u32 x, u32 y, pred p, Where where = Where::current()) {
+    const auto words = by_lane<2>({x, y});
+    store_shared(address, &words, p, 8, 8, "st.shared.v2", where);
+  }
+  void st_shared_v4(u32 address, u32 x, u32 y, u32 z, u32 v, pred p, Where where = Where::current()) {
+    const auto words = by_lane<4>({x, y, z, v});
+    store_shared(address, &words, p, 16, 16, "st.shared.v4", where);
   }
   void st_shared_u8(u32 address, u32 x, pred p, Where where = Where::current()) {
     store_shared(address, &x, p, 1, 4, "st.shared.u8", where);
@@ -206,6 +222,14 @@ struct Warp {
   WarpState& w;
 
  private:
+  template <int kCount>
+  static std::array<std::array<uint32_t, kCount>, kLanes> by_lane(const u32 (&words)[kCount]) {
+    std::array<std::array<uint32_t, kCount>, kLanes> r;
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < kCount; ++j) r[static_cast<size_t>(i)][static_cast<size_t>(j)] = words[j][i];
+    return r;
+  }
+
   using Op = Grid::Op;
   Op begin(const char* name, Where where) { return grid.begin(w, name, where); }
   pred active(const Op& op, pred p) const;  // mutants "all lanes", "no lane"

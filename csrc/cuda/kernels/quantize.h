@@ -1,228 +1,33 @@
 // quantize: row copy, column copy or both of 8-bit MX formats, in one pass over the input.
 //
-// A CTA takes 128 rows of one group x 128 columns: TMA brings the tile to shared memory, every warp makes 32 rows of
-// the row copy and one block row of the column copy. The tile's block scales are 512 bytes of each copy's blocked
-// layout, staged in shared memory and written as such, or as plain (line, block) scales. The bits are
-// docs/numerics.md's.
+// A CTA takes 128 rows of one group x 128 columns: TMA brings the tile to shared memory, where quantize_tile.h takes
+// it.
 #pragma once
-#include "cuda/kernels/groups.h"
-#include "cuda/launch.h"
-#include "cuda/tile/types.h"
-#include "formats.h"
-#include "layout.h"
+#include "cuda/kernels/quantize_tile.h"
 
 namespace mxmoe::cuda::quantize {
 
-enum class Input : uint8_t { kF32, kBF16, kF16 };
+template <typename E, Input kInput>
+struct config : tile_config<E, kInput> {};
 
-template <typename E, Input kInputType>
-struct config {
-  using Element = E;
-  static constexpr Input kInput = kInputType;
-  static constexpr int kRows = kTileRows, kColumns = 128, kBlock = 32, kWarps = 4;
-  static constexpr int kElementBytes = kInput == Input::kF32 ? 4 : 2;
-  static_assert(E::kBits == 8, "a 4-bit column copy is transposed, which this kernel is not made for");
-};
-
-struct Copy {
-  uint8_t *values, *scales;
+template <class C>
+struct shared : tile_shared<C> {
+  barrier x_arrived;
 };
 
 template <class M>
 struct globals {
   typename M::tensor_map x;  // (rows of all groups, length), boxes of a tile
-  Groups groups;
-  int64_t length;
-  Copy row, column;     // without values where not wanted
-  bool blocked, floor;  // layout of the scales; rounding of MX scales (else rceil)
+  Copies copies;
 };
-
-// CTAs along the rows: a static bound of the tiles of any groups, and of the rows past them.
-inline int64_t row_tiles(const Groups& g) {
-  if (!g.offs) return g.num_groups * ceil_div(g.group_rows, kTileRows);
-  return padded_rows(g.num_rows, g.num_groups + 1) / kTileRows;
-}
-
-template <class C>
-struct shared {
-  st<C::kRows, C::kColumns * C::kElementBytes> x;
-  scale_tile row_scales, column_scales;
-  barrier x_arrived;
-};
-
-// FP32 from a word of shared memory: one FP32, or the low or high half.
-template <class C, int kHalf, class M, class U>
-MXMOE_KERNEL auto to_float(M& m, U word) {
-  using F = typename M::template lane<float>;
-  if constexpr (C::kInput == Input::kF32) return __builtin_bit_cast(F, word);
-  if constexpr (C::kInput == Input::kBF16) return __builtin_bit_cast(F, kHalf ? word & 0xffff0000u : word << 16);
-  if constexpr (C::kInput == Input::kF16) return m.half_to_float(kHalf ? word >> 16 : word & 0xffffu);
-}
-
-template <typename U>
-MXMOE_KERNEL U larger(U a, U b) {
-  return a > b ? a : b;
-}
-
-template <class C, class M, class U>
-MXMOE_KERNEL U scale_of(U amax, bool floor) {
-  using F = typename M::template lane<float>;
-  return floor ? scale_floor<typename C::Element, U>(amax) : scale_rceil<typename C::Element, F, U>(amax);
-}
-
-// Two elements as two bytes, each of a block with its scale byte; where that is 255 the element is poisoned.
-template <class C, class M, class F, class U>
-MXMOE_KERNEL U encode_pair(M& m, F low, F high, U low_scale, U high_scale) {
-  constexpr uint32_t kPoison = C::Element::kPoison;
-  low = low * __builtin_bit_cast(F, e8m0_inverse_bits<U>(low_scale));
-  high = high * __builtin_bit_cast(F, e8m0_inverse_bits<U>(high_scale));
-  U codes;
-  if constexpr (C::Element::kMaxCode == E4M3::kMaxCode)
-    codes = m.cvt_e4m3x2(low, high);
-  else
-    codes = m.cvt_e5m2x2(low, high);
-  codes = low_scale == 255u ? (codes & 0xff00u) | kPoison : codes;
-  return high_scale == 255u ? (codes & 0xffu) | kPoison << 8 : codes;
-}
-
-// `count` bytes of a word each lane holds, to base + offset: at once where rows are aligned, else one by one.
-template <class M, class U, class I, class P>
-MXMOE_KERNEL void store_bytes(M& m, uint8_t* base, I offset, U word, I count, bool aligned, P p) {
-  if (aligned) return m.template st_global<uint32_t>(base, offset, word, p & (count >= 4));
-  for (int i = 0; i < 4; ++i)
-    m.template st_global<uint8_t>(base, offset + i, m.template cast<uint8_t>(word >> (8 * i) & 255u), p & (count > i));
-}
-
-template <class M, class C>
-MXMOE_KERNEL void row_pass(M& m, const globals<M>& g, shared<C>& s, RowTile tile, int column, bool data) {
-  using U = typename M::template lane<uint32_t>;
-  using F = typename M::template lane<float>;
-  using I = typename M::template lane<int>;
-  constexpr int kLaneElements = 8, kRowLanes = C::kColumns / kLaneElements, kRowsAtOnce = 32 / kRowLanes;
-  constexpr int kWords = kLaneElements * C::kElementBytes / 16;  // vectors of four
-  const I lane = m.lane_idx(), chunk = lane % kRowLanes;
-  const int64_t length_left = g.length - column;
-  const I columns_left =
-      m.splat(static_cast<int>(length_left < C::kColumns ? length_left : C::kColumns)) - chunk * kLaneElements;
-  for (int i = 0; i < C::kRows / C::kWarps / kRowsAtOnce; ++i) {
-    const I row = (m.warp_idx() * (C::kRows / C::kWarps) + i * kRowsAtOnce) + lane / kRowLanes;
-    const auto exists = (row < tile.rows) & (m.splat(data ? 1 : 0) != 0);
-    F x[kLaneElements];
-    U amax = {};
-    for (int v = 0; v < kWords; ++v) {
-      typename M::template registers<uint32_t, 4> words;
-      const I at = row * static_cast<int>(s.x.row_bytes) + chunk * (kLaneElements * C::kElementBytes) + 16 * v;
-      m.ld_shared_v4(words, m.template cast<uint32_t>(at) + m.shared_address(&s.x));
-      for (int j = 0; j < 4; ++j) {
-        const U word = exists ? words[j] : U{};  // rows of the next group
-        if constexpr (C::kElementBytes == 4) {
-          x[4 * v + j] = to_float<C, 0>(m, word);
-        } else {
-          x[2 * j] = to_float<C, 0>(m, word), x[2 * j + 1] = to_float<C, 1>(m, word);
-        }
-      }
-    }
-    for (int j = 0; j < kLaneElements; ++j) amax = larger(amax, __builtin_bit_cast(U, x[j]) & 0x7fffffffu);
-    amax = larger(amax, m.shfl_xor(amax, 1));
-    amax = larger(amax, m.shfl_xor(amax, 2));
-    const U scale = scale_of<C, M>(amax, g.floor);
-    U words[2];
-    for (int j = 0; j < 2; ++j)
-      words[j] = encode_pair<C>(m, x[4 * j], x[4 * j + 1], scale, scale) |
-                 encode_pair<C>(m, x[4 * j + 2], x[4 * j + 3], scale, scale) << 16;
-
-    uint8_t* out = g.row.values + tile.row * g.length + column;
-    const I offset = row * static_cast<int>(g.length) + chunk * kLaneElements;
-    const auto writes = row < tile.rows;
-    if (g.length % kLaneElements == 0) {
-      m.st_global_v2(out, offset, words[0], words[1], writes & (columns_left > 0));
-    } else {
-      for (int j = 0; j < 2; ++j) store_bytes(m, out, offset + 4 * j, words[j], columns_left - 4 * j, false, writes);
-    }
-    U four = scale << (m.template cast<uint32_t>(chunk / 4) * 8u);
-    four = four | m.shfl_xor(four, 4);
-    four = four | m.shfl_xor(four, 8);
-    const I at = row % 32 * 16 + row / 32 * 4;
-    m.st_shared(m.template cast<uint32_t>(at) + m.shared_address(&s.row_scales), four,
-                lane >= 0);  // the same word from all
-  }
-}
-
-template <class M, class C>
-MXMOE_KERNEL void column_pass(M& m, const globals<M>& g, shared<C>& s, RowTile tile, int64_t out_row, int out_rows,
-                              int column, bool data) {
-  using U = typename M::template lane<uint32_t>;
-  using F = typename M::template lane<float>;
-  using I = typename M::template lane<int>;
-  constexpr int kLaneColumns = 4, kWords = C::kElementBytes;  // words of a lane in a row
-  const I lane = m.lane_idx();
-  const int first = m.warp_idx() * C::kBlock;  // row in the tile
-  const int valid = data ? tile.rows : 0;
-  const auto load = [&](int row, F(&x)[kLaneColumns]) {
-    typename M::template registers<uint32_t, kWords> words;
-    const U at =
-        m.template cast<uint32_t>(lane * (kLaneColumns * C::kElementBytes) + row * static_cast<int>(s.x.row_bytes));
-    if constexpr (kWords == 4) {
-      m.ld_shared_v4(words, at + m.shared_address(&s.x));
-      for (int j = 0; j < 4; ++j) x[j] = to_float<C, 0>(m, words[j]);
-    } else {
-      m.ld_shared_v2(words, at + m.shared_address(&s.x));
-      for (int j = 0; j < 2; ++j) x[2 * j] = to_float<C, 0>(m, words[j]), x[2 * j + 1] = to_float<C, 1>(m, words[j]);
-    }
-  };
-  U amax[kLaneColumns] = {};
-  for (int i = 0; i < C::kBlock && first + i < valid; ++i) {
-    F x[kLaneColumns];
-    load(first + i, x);
-    for (int j = 0; j < kLaneColumns; ++j) amax[j] = larger(amax[j], __builtin_bit_cast(U, x[j]) & 0x7fffffffu);
-  }
-  U scale[kLaneColumns];
-  for (int j = 0; j < kLaneColumns; ++j) {
-    scale[j] = scale_of<C, M>(amax[j], g.floor);
-    const I line = lane * kLaneColumns + j, at = line % 32 * 16 + line / 32 * 4 + m.warp_idx();
-    m.st_shared_u8(m.template cast<uint32_t>(at) + m.shared_address(&s.column_scales), scale[j], lane >= 0);
-  }
-  const int64_t length_left = g.length - column;
-  const I columns_left =
-      m.splat(static_cast<int>(length_left < C::kColumns ? length_left : C::kColumns)) - lane * kLaneColumns;
-  for (int i = 0; i < C::kBlock && first + i < out_rows; ++i) {
-    U word = {};
-    if (first + i < valid) {
-      F x[kLaneColumns];
-      load(first + i, x);
-      word = encode_pair<C>(m, x[0], x[1], scale[0], scale[1]) | encode_pair<C>(m, x[2], x[3], scale[2], scale[3])
-                                                                     << 16;
-    }
-    store_bytes(m, g.column.values + (out_row + first + i) * g.length + column, lane * kLaneColumns, word, columns_left,
-                g.length % kLaneColumns == 0, lane >= 0);
-  }
-}
-
-// The 512 bytes of a scale tile: as they are, or as `blocks` plain scales of each of `lines` lines from `base` on.
-template <class M>
-MXMOE_KERNEL void store_scales(M& m, scale_tile& s, bool blocked, uint8_t* base, int line_stride, int lines,
-                               int blocks) {
-  using I = typename M::template lane<int>;
-  if (blocked) {
-    if (m.warp_idx() != 0) return;
-    typename M::template registers<uint32_t, 4> words;
-    m.ld_shared_v4(words, m.template cast<uint32_t>(m.lane_idx() * 16) + m.shared_address(&s));
-    m.st_global_v4(base, m.lane_idx() * 16, words[0], words[1], words[2], words[3], m.lane_idx() >= 0);
-  } else {
-    const I line = m.warp_idx() * 32 + m.lane_idx(), at = line % 32 * 16 + line / 32 * 4;
-    const auto word = m.ld_shared(m.template cast<uint32_t>(at) + m.shared_address(&s));
-    store_bytes(m, base, line * line_stride, word, m.splat(blocks), false, line < lines);
-  }
-}
 
 template <class C, class M>
 MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
-  const int column_tiles = static_cast<int>(ceil_div(g.length, C::kColumns));
+  const int64_t length = g.copies.length;
+  const int column_tiles = static_cast<int>(ceil_div(length, C::kColumns));
   const int64_t row_tile = m.cta_idx() / column_tiles;
-  const int column_tile = m.cta_idx() % column_tiles, column = column_tile * C::kColumns;
-  const RowTile tile = find_row_tile(m, g.groups, row_tile);
-  const bool grouped = g.groups.offs != nullptr, data = tile.group < g.groups.num_groups;
-  const int columns_left = static_cast<int>(g.length - column < C::kColumns ? g.length - column : C::kColumns);
+  const int column = m.cta_idx() % column_tiles * C::kColumns;
+  const RowTile tile = find_row_tile(m, g.copies.groups, row_tile);
 
   auto& s = m.template shared<shared<C>>();
   m.role("quantize");
@@ -235,76 +40,23 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   }
   m.syncthreads();
   m.mbarrier_wait(s.x_arrived, 0);
-
-  const int64_t padded = row_tile * kTileRows;  // where the tile lies once groups are padded
-  const bool in_bound = !grouped || padded < padded_rows(g.groups.num_rows, g.groups.num_groups);
-  const int out_rows = grouped ? (in_bound ? kTileRows : 0) : tile.rows;
-  if (g.row.values) row_pass<M, C>(m, g, s, tile, column, data);
-  if (g.column.values) column_pass<M, C>(m, g, s, tile, grouped ? padded : tile.row, out_rows, column, data);
-  m.syncthreads();
-  if (g.row.values) {
-    const int64_t blocks = ceil_div(g.length, C::kBlock);
-    const int here = static_cast<int>(ceil_div(columns_left, C::kBlock));
-    if (!g.blocked)
-      store_scales(m, s.row_scales, false, g.row.scales + tile.row * blocks + column / C::kBlock,
-                   static_cast<int>(blocks), tile.rows, here);
-    else if (in_bound)
-      store_scales(m, s.row_scales, true, g.row.scales + blocked_offset(padded, column / C::kBlock, blocks), 0, 0, 0);
-  }
-  if (g.column.values) {
-    const int64_t start = tile.first_tile * kTileRows,
-                  lines = round_up(g.length, kTileRows);                           // padded start of the group
-    const int64_t block = (row_tile - tile.first_tile) * (kTileRows / C::kBlock);  // first one, in the group
-    const int64_t blocks = tile.group_tiles * (kTileRows / C::kBlock);             // of the group, padded
-    if (!g.blocked) {
-      const int64_t all = grouped ? padded_rows(g.groups.num_rows, g.groups.num_groups) / C::kBlock
-                                  : ceil_div(g.groups.group_rows, C::kBlock);
-      const int64_t first = grouped ? padded / C::kBlock : tile.group * g.length * all + block;
-      store_scales(m, s.column_scales, false, g.column.scales + column * all + first, static_cast<int>(all),
-                   columns_left, static_cast<int>(ceil_div(out_rows, C::kBlock)));
-    } else if (data) {
-      store_scales(m, s.column_scales, true,
-                   g.column.scales + lines * start / C::kBlock + blocked_offset(column, block, blocks), 0, 0, 0);
-    } else if (in_bound) {  // what no group owns: one tile after the other
-      store_scales(m, s.column_scales, true, g.column.scales + lines * padded / C::kBlock + column * 4, 0, 0, 0);
-    }
-  }
+  quantize_tile<C>(m, g.copies, s, tile, row_tile, column, smaller(static_cast<int>(length) - column, C::kColumns));
 }
 
 MXMOE_LAUNCHABLE("quantize", shared<C>)
-
-struct CopyTensors {
-  Tensor values, scales;
-};
-
-template <class C, class L>
-void launch_config(L& l, globals<typename L::machine> g, const Tensor& x, const Tensor& offs, const CopyTensors& row,
-                   const CopyTensors& column) {
-  g.x = l.tensor_map(x, C::kRows, C::kColumns * C::kElementBytes, Swizzle::kNone);
-  const int64_t ctas = row_tiles(g.groups) * ceil_div(g.length, C::kColumns);
-  l.template run<launchable<C>>(ctas, g,
-                                {{"x", x},
-                                 {"offs", offs},
-                                 {"row values", row.values, true},
-                                 {"row scales", row.scales, true},
-                                 {"column values", column.values, true},
-                                 {"column scales", column.scales, true}});
-}
 
 // x (B, R, L), rows 16 bytes apart; offs (E,) with B = 1, or none. Copies without values are not made.
 template <typename E, class L>
 void launch(L& l, const Tensor& x, const Tensor& offs, bool floor, bool blocked, const CopyTensors& row,
             const CopyTensors& column) {
   globals<typename L::machine> g{};
-  const int64_t groups = offs ? offs.sizes[0] : x.sizes[0];
-  g.groups = {offs.ptr<int32_t>(), static_cast<int>(groups), static_cast<int>(x.sizes[1]), x.sizes[0] * x.sizes[1]};
-  g.length = x.sizes[2];
-  g.row = {row.values.ptr<uint8_t>(), row.scales.ptr<uint8_t>()};
-  g.column = {column.values.ptr<uint8_t>(), column.scales.ptr<uint8_t>()};
-  g.blocked = blocked, g.floor = floor;
-  if (x.dtype == DType::kF32) launch_config<config<E, Input::kF32>>(l, g, x, offs, row, column);
-  if (x.dtype == DType::kBF16) launch_config<config<E, Input::kBF16>>(l, g, x, offs, row, column);
-  if (x.dtype == DType::kF16) launch_config<config<E, Input::kF16>>(l, g, x, offs, row, column);
+  g.copies = copies_of(groups_of(offs, x.sizes[0], x.sizes[1]), x.sizes[2], blocked, floor, row, column);
+  with_input(x.dtype, [&]<Input kInput>() {
+    using C = config<E, kInput>;
+    g.x = l.tensor_map(x, C::kRows, C::kColumns * C::kElementBytes, Swizzle::kNone);
+    const int64_t ctas = row_tiles(g.copies.groups) * ceil_div(g.copies.length, C::kColumns);
+    l.template run<launchable<C>>(ctas, g, written({{"x", x}, {"offs", offs}}, {}, row, column));
+  });
 }
 
 }  // namespace mxmoe::cuda::quantize

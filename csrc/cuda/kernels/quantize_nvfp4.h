@@ -6,17 +6,13 @@
 // blocked scale layout are written too.
 #pragma once
 #include "cuda/kernels/groups.h"
-#include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize_tile.h"
 #include "cuda/launch.h"
 #include "cuda/tile/types.h"
 #include "formats.h"
 #include "layout.h"
 
 namespace mxmoe::cuda::quantize_nvfp4 {
-
-using quantize::Input;
-using quantize::larger;
-using quantize::store_bytes;
 
 template <Input kInputType>
 struct config {
@@ -48,9 +44,9 @@ MXMOE_KERNEL void load(M& m, const uint8_t* row, I first, int length, F (&x)[8])
     m.ld_global_v4(words, row, first * C::kElementBytes + 16 * v, first < length);
     for (int j = 0; j < 4; ++j) {
       if constexpr (kWords == 2) {
-        x[4 * v + j] = quantize::to_float<C, 0>(m, words[j]);
+        x[4 * v + j] = to_float<C::kInput, 0>(m, words[j]);
       } else {
-        x[2 * j] = quantize::to_float<C, 0>(m, words[j]), x[2 * j + 1] = quantize::to_float<C, 1>(m, words[j]);
+        x[2 * j] = to_float<C::kInput, 0>(m, words[j]), x[2 * j + 1] = to_float<C::kInput, 1>(m, words[j]);
       }
     }
   }
@@ -142,24 +138,20 @@ template <class L>
 void launch(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values, const Tensor& scales,
             const Tensor& global) {
   globals<typename L::machine> g{};
-  const int64_t groups = offs ? offs.sizes[0] : x.sizes[0];
   g.x = x.ptr<uint8_t>(), g.row_bytes = x.strides[1] * bytes_of(x.dtype);
-  g.groups = {offs.ptr<int32_t>(), static_cast<int>(groups), static_cast<int>(x.sizes[1]), x.sizes[0] * x.sizes[1]};
+  g.groups = groups_of(offs, x.sizes[0], x.sizes[1]);
   g.padded_length = static_cast<int>(x.sizes[2]);
   g.value_bytes = static_cast<int>(values.sizes[values.ndim - 1]);
   g.blocks = static_cast<int>(ceil_div(g.value_bytes, 8));
   g.values = values.ptr<uint8_t>(), g.scales = scales.ptr<uint8_t>(), g.global = global.ptr<float>();
   g.blocked = blocked;
   const int64_t ctas =
-      quantize::row_tiles(g.groups) * (kTileRows / (config<Input::kF32>::kWarps * config<Input::kF32>::kRowsOfWarp));
-  const auto run = [&]<Input kInput>() {
+      row_tiles(g.groups) * (kTileRows / (config<Input::kF32>::kWarps * config<Input::kF32>::kRowsOfWarp));
+  with_input(x.dtype, [&]<Input kInput>() {
     l.template run<launchable<config<kInput>>>(
         ctas, g,
         {{"x", x}, {"offs", offs}, {"values", values, true}, {"scales", scales, true}, {"global scale", global, true}});
-  };
-  if (x.dtype == DType::kF32) run.template operator()<Input::kF32>();
-  if (x.dtype == DType::kBF16) run.template operator()<Input::kBF16>();
-  if (x.dtype == DType::kF16) run.template operator()<Input::kF16>();
+  });
 }
 
 }  // namespace mxmoe::cuda::quantize_nvfp4

@@ -98,6 +98,10 @@ struct Device {
   MXMOE_OP T ld_global(const void* base, int offset, bool p) const {
     return p ? *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset) : T{};
   }
+  MXMOE_OP void ld_global_v2(registers<uint32_t, 2>& d, const void* base, int offset, bool p) const {
+    uint2 v = p ? __ldg(reinterpret_cast<const uint2*>(static_cast<const char*>(base) + offset)) : uint2{};
+    d[0] = v.x, d[1] = v.y;
+  }
   MXMOE_OP void ld_global_v4(registers<uint32_t, 4>& d, const void* base, int offset, bool p) const {
     uint4 v = p ? __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(base) + offset)) : uint4{};
     d[0] = v.x, d[1] = v.y, d[2] = v.z, d[3] = v.w;
@@ -137,6 +141,14 @@ struct Device {
   }
   MXMOE_OP void st_shared(uint32_t address, uint32_t x, bool p) const {
     if (p) asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+  }
+  MXMOE_OP void st_shared_v2(uint32_t address, uint32_t x, uint32_t y, bool p) const {
+    if (p) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+  }
+  MXMOE_OP void st_shared_v4(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w, bool p) const {
+    if (p)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w)
+                   : "memory");
   }
   MXMOE_OP void st_shared_u8(uint32_t address, uint32_t x, bool p) const {
     if (p) asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");

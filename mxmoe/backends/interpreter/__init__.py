@@ -7,10 +7,27 @@ from mxmoe.backends.interpreter.extension import KernelError, Run, running
 from mxmoe.backends.interpreter.gemm import grouped_mm
 from mxmoe.backends.interpreter.memory import empty
 from mxmoe.backends.interpreter.quantize import quantize
+from mxmoe.backends.interpreter.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
+
+_ROWS = ("permute", "unpermute", "unpermute_backward", "swiglu", "swiglu_backward")
 
 SUPPORTS: frozenset[tuple[str, str]] = frozenset(
     {("quantize", format) for format in ("mxfp8", "mxfp8_e5m2", "nvfp4")}
+    | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
     | {("grouped_mm", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2", "nvfp4")}
 )  # (verb, format)
 
-__all__ = ["SUPPORTS", "KernelError", "Run", "empty", "grouped_mm", "quantize", "running"]
+__all__ = [
+    "SUPPORTS",
+    "KernelError",
+    "Run",
+    "empty",
+    "grouped_mm",
+    "permute",
+    "quantize",
+    "running",
+    "swiglu",
+    "swiglu_backward",
+    "unpermute",
+    "unpermute_backward",
+]

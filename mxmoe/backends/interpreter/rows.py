@@ -1,0 +1,43 @@
+"""Verbs on the routed rows by csrc/cuda/kernels/{permute,unpermute,unpermute_backward,weights_grad,swiglu,swiglu_backward}.h."""
+
+from mxmoe.backends.interpreter.extension import launch
+from mxmoe.backends.interpreter.memory import dense
+
+FUSED = ("mxfp8", "mxfp8_e5m2")
+
+
+def permute(x, permutation, top_k, out, offs=None, copies=None):
+    launch("permute", x, permutation, top_k, offs, out, *_flat(copies))
+
+
+def unpermute(y, inverse, weights, out):
+    with dense(out) as to:
+        launch("unpermute", y, inverse, weights, to)
+
+
+def unpermute_backward(dy, y, permutation, weights, rows_grad_out, weights_grad_out, offs=None, copies=None):
+    top_k = len(permutation) // max(len(dy), 1) or 1
+    launch("unpermute_backward", dy, permutation, weights, top_k, offs, rows_grad_out, *_flat(copies))
+    if weights_grad_out is not None:
+        weights_grad_out.zero_()  # slots without a row
+        if y is not None:
+            launch("weights_grad", dy, y, permutation, top_k, weights_grad_out)
+
+
+def swiglu(h, offs, activation, interleaved, out, copies=None):
+    a = activation
+    launch("swiglu", h, offs, a.alpha, a.limit, a.offset, interleaved, out, *_flat(copies))
+
+
+def swiglu_backward(da, h, offs, activation, interleaved, dh_out, copies=None):
+    a = activation
+    launch("swiglu_backward", da, h, offs, a.alpha, a.limit, a.offset, interleaved, dh_out, *_flat(copies))
+
+
+def _flat(copies):
+    if copies is None:
+        return "", False, None, None, None, None
+    format, scale_mode, row, column = copies
+    if format not in FUSED:
+        raise NotImplementedError(f"the interpreter backend fuses copies in {' and '.join(FUSED)}, got {format}")
+    return format, scale_mode == "floor", *(row or (None, None))[:2], *(column or (None, None))[:2]
