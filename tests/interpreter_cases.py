@@ -8,7 +8,7 @@ from mxmoe.backends.interpreter import running
 from mxmoe.backends.interpreter.quantize import run as run_quantize
 from mxmoe.formats import MXTensor, QuantizeOptions
 from mxmoe.recipes import SwiGLU
-from tests.gemm_cases import Problem, assert_within_bound, operand, products
+from tests.gemm_cases import Problem, assert_within_bound, column_operand, operand, products, wgrad_products
 from tests.helpers import Backend, assert_same_bits, boundary_inputs, contract_copy, differences, empty_copy, poisoned
 
 REFERENCE, INTERPRETER = Backend("reference"), Backend("interpreter")
@@ -152,3 +152,27 @@ def swiglu_interleaved_case():
 def swiglu_plain_case():
     check_swiglu(20, 37, torch.float16, ends(3, 9), SwiGLU(limit=0.5), "interleaved", None)
     check_swiglu(20, 36, torch.bfloat16, None, SwiGLU(), "concatenated", None)
+
+
+def check_wgrad(p: Problem, format: str, dtype=torch.bfloat16, accumulate: bool = False):
+    """Within the bound of FP64; rows past the last group, NaN here, enter nowhere."""
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(p.rows, width, generator=g) for width in (p.outputs, p.contraction))
+    for rows in (a, b):
+        rows[p.rows - p.past :] = float("nan")
+    (to_a, padded), (to_b, _) = (column_operand(t, format, p.offs) for t in (a, b))
+    y, size = wgrad_products(to_a, to_b, p.offs, padded)
+    out = poisoned((len(p.sizes), p.outputs, p.contraction), dtype)
+    if accumulate:
+        out = torch.randn(out.shape, generator=g).to(dtype)
+        y, size = y + out.double(), size + out.double().abs()
+    INTERPRETER.run("grouped_mm_wgrad", to_a, to_b, p.offs, padded, accumulate, out)
+    assert_within_bound(out, y, size, max(p.sizes) + 1)
+
+
+def wgrad_case(format: str):
+    def case():
+        check_wgrad(Problem((130, 0, 1, 63), 136, 200, past=9), format)
+        check_wgrad(Problem((70, 3), 130, 50), format, torch.float32, accumulate=True)
+
+    return case

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mxmoe.backends.interpreter import KernelError, running
 
 OPERAND = ("start", "stride", "swizzle", "format")
-MMA = ("skip", "accumulate", "n", "d", "all lanes", *(f"{o}.{field}" for o in "ab" for field in OPERAND))
+MMA = ("skip", "accumulate", "n", "d", "all lanes", *(f"{o}.{field}" for o in "ab" for field in (*OPERAND, "major")))
 # Instruction -> (class of operations, the ways to get it wrong).
 KINDS = {
     "mbarrier.init": ("barrier", ("skip", "count", "all lanes")),
@@ -20,6 +20,7 @@ KINDS = {
     "syncthreads": ("barrier", ("skip",)),
     "tcgen05.commit": ("barrier", ("skip", "all lanes")),
     "fence.mbarrier_init": ("fence", ("skip",)),
+    "fence.proxy.async": ("fence", ("skip",)),
     "tcgen05.fence::before_thread_sync": ("fence", ("skip",)),
     "tcgen05.fence::after_thread_sync": ("fence", ("skip",)),
     "tcgen05.wait::ld": ("fence", ("skip",)),

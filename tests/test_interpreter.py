@@ -16,6 +16,7 @@ from tests.interpreter_cases import (
     check_quantize_blocked,
     check_rows,
     check_swiglu,
+    check_wgrad,
     ends,
     grouped_mm_case,
     quantize_case,
@@ -27,6 +28,7 @@ from tests.interpreter_cases import (
     swiglu_case,
     swiglu_interleaved_case,
     swiglu_plain_case,
+    wgrad_case,
 )
 from tests.mutants import mutants, reason
 
@@ -46,6 +48,7 @@ CASES = {
     "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
+    **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
     "rows": rows_case,
     "rows_plain": rows_plain_case,
     "swiglu": swiglu_case,
@@ -102,6 +105,22 @@ def test_quantize_of_strided_rows_and_of_no_rows():
 def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
     with running(arch=arch):
         check_grouped_mm(problem, format, dtype, bias)
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "bf16", "fp16"])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("problem", "dtype"),
+    [
+        (Problem((1,), 128, 128), torch.bfloat16),  # one token
+        (Problem((0, 150, 0), 33, 97, past=3), torch.float32),  # all on one expert, tails everywhere
+        (Problem((5, 0, 130, 128, 1), 200, 300, past=140), torch.bfloat16),  # ragged
+        (Problem((0, 0), 16, 32, past=130), torch.float16),  # no token
+    ],
+    ids=["one", "tails", "ragged", "empty"],
+)
+def test_grouped_mm_wgrad_is_within_its_bound(format, problem, dtype, accumulate):
+    check_wgrad(problem, format, dtype, accumulate)
 
 
 COPIES = [None, ("mxfp8", "both"), ("mxfp8", "row"), ("mxfp8_e5m2", "column")]

@@ -13,11 +13,13 @@
 
 namespace mxmoe::cuda {
 
+enum class Use : uint8_t { kRead, kWritten, kUpdated };  // updated: read and written
+
 // A tensor that the kernel may touch.
 struct Argument {
   const char* name;
   Tensor tensor;
-  bool written = false;
+  Use use = Use::kRead;
 };
 
 inline int64_t bytes_of(DType t) {

@@ -45,7 +45,18 @@ struct SharedDescriptor {
     const uint32_t width = static_cast<uint32_t>(line_bytes);
     const uint32_t across = width == 16 ? k / 16 * leading : 0, inside = width == 16 ? k % 16 : k;
     const uint32_t address = start + line / 8 * stride + line % 8 * width + across + inside;
-    return address ^ ((address >> 7 & (width / 16 - 1)) << 4);
+    return swizzled(address);
+  }
+
+  // Where byte `at` along M or N of element `k` of the contraction is, of an MN-major operand.
+  constexpr uint32_t mn_major(uint32_t at, uint32_t k) const {
+    const uint32_t width = static_cast<uint32_t>(line_bytes);
+    return swizzled(start + at / width * leading + at % width + k / 8 * stride + k % 8 * width);
+  }
+
+ private:
+  constexpr uint32_t swizzled(uint32_t address) const {
+    return address ^ ((address >> 7 & (static_cast<uint32_t>(line_bytes) / 16 - 1)) << 4);
   }
 };
 

@@ -19,7 +19,8 @@ Grid::Grid(const char* kernel, Options options, int num_ctas, int warps_per_cta,
   if (shared_bytes > kSharedBytes)
     throw KernelError("launch", kernel_ + " wants " + std::to_string(shared_bytes) + " bytes of shared memory");
   std::erase_if(buffers_, [](const Buffer& b) { return !b.data || !b.num_bytes; });
-  for (const Buffer& b : buffers_) buffer_shadows_.emplace_back(b.writable ? b.num_bytes : 0);
+  for (const Buffer& b : buffers_)
+    buffer_shadows_.emplace_back(b.use == cuda::Use::kRead ? 0 : b.num_bytes, b.use == cuda::Use::kUpdated);
 }
 
 Grid::~Grid() = default;
@@ -232,7 +233,7 @@ void Grid::touch_global(const WarpState& w, const Op& op, uint32_t record, const
     const Buffer& b = buffers_[i];
     const auto offset = address - static_cast<const std::byte*>(b.data);
     if (offset < 0 || static_cast<size_t>(offset) + num_bytes > b.num_bytes) continue;
-    if (!b.writable) {
+    if (b.use == cuda::Use::kRead) {
       if (records_[record].write) fail(w, op, "out of bounds", "write to the input " + b.name);
       return;
     }

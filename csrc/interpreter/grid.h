@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/launch.h"
 #include "interpreter/clock.h"
 #include "interpreter/fiber.h"
 #include "interpreter/shadow.h"
@@ -36,7 +37,7 @@ struct Buffer {
   std::string name;
   void* data;
   size_t num_bytes;
-  bool writable;
+  cuda::Use use;
 };
 
 struct Options {

@@ -35,7 +35,7 @@ Shadow::Conflict Shadow::access(const std::vector<Access>& records, uint32_t rec
     Cell& cell = cells_[i];
     if (cell.writer != old.writer || cell.readers != old.readers) {
       old = cell;
-      if (!now.write && !old.writer) return {Conflict::kUninitialised, i, 0};
+      if (!now.write && !old.writer && !initialised_) return {Conflict::kUninitialised, i, 0};
       if (old.writer && old.writer != record && !is_ordered(records[old.writer], now, view))
         return {Conflict::kRace, i, old.writer};
       if (now.write) {

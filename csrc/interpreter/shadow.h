@@ -34,7 +34,7 @@ bool is_ordered(const Access& before, const Access& now, const View& view);
 
 class Shadow {
  public:
-  explicit Shadow(size_t num_cells = 0) : cells_(num_cells) {}
+  explicit Shadow(size_t num_cells = 0, bool initialised = false) : cells_(num_cells), initialised_(initialised) {}
 
   struct Conflict {
     enum Kind { kNone, kRace, kUninitialised } kind = kNone;
@@ -57,6 +57,7 @@ class Shadow {
   void each_reader(uint32_t readers, F f) const;
 
   std::vector<Cell> cells_;
+  bool initialised_;
   std::vector<std::vector<uint32_t>> sets_;
 };
 

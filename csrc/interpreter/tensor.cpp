@@ -47,13 +47,16 @@ float scale_value(bool e8m0, uint32_t byte) {
 constexpr int kLineBytes = 32;  // one step of the contraction: 32 bytes of each line
 
 // The operand's lines as FP32, [line][element].
-std::vector<float> gather(const Cta& cta, MmaKind kind, uint32_t format, const SharedDescriptor& d, int lines) {
+std::vector<float> gather(const Cta& cta, MmaKind kind, uint32_t format, const SharedDescriptor& d, bool mn_major,
+                          int lines) {
   const int elements = kind == MmaKind::kF16 ? 16 : kind == MmaKind::kMxf4nvf4 ? 64 : 32;
   std::vector<float> values(static_cast<size_t>(lines * elements));
   for (int line = 0; line < lines; ++line)
     for (int i = 0; i < elements; ++i) {
-      const int k = i * kLineBytes / elements;
-      const uint32_t at = d.k_major(static_cast<uint32_t>(line), static_cast<uint32_t>(k));
+      const auto along = static_cast<uint32_t>(i * kLineBytes / elements),
+                 across = static_cast<uint32_t>(line * kLineBytes / elements);
+      const uint32_t at =
+          mn_major ? d.mn_major(across, static_cast<uint32_t>(i)) : d.k_major(static_cast<uint32_t>(line), along);
       values[static_cast<size_t>(line * elements + i)] = decode_element(kind, format, cta.shared + at, i % 2);
     }
   return values;
@@ -189,6 +192,10 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
   if (op.is("scale id b")) instruction ^= 1u << I::kScaleIdB.first;
   if (op.is("a.format")) instruction ^= 1u << I::kA.first;
   if (op.is("b.format")) instruction ^= 1u << I::kB.first;
+  if (op.is("a.major")) instruction ^= 1u << I::kMajorA.first;
+  if (op.is("b.major")) instruction ^= 1u << I::kMajorB.first;
+  if (op.is("a.leading")) a += uint64_t{8} << SharedDescriptor::kLeading.first;
+  if (op.is("b.leading")) b += uint64_t{8} << SharedDescriptor::kLeading.first;
   if (op.is("n")) instruction -= 2u << I::kN.first;
   if (op.is("scale a")) ++scale_a;
   if (op.is("scale b")) ++scale_b;
@@ -198,8 +205,10 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
   const int m = i.m(scaled), n = i.n();
   const SharedDescriptor from_a(a), from_b(b);
   if (!from_a.valid || !from_b.valid) grid.fail(w, op, "descriptor", "not a valid shared-memory descriptor");
-  const uint64_t unsupported = I::kSparse.of(instruction) | I::kNegate.of(instruction) | I::kMajorA.of(instruction) |
-                               I::kMajorB.of(instruction) |
+  const bool a_mn = I::kMajorA.of(instruction), b_mn = I::kMajorB.of(instruction);
+  if ((a_mn && from_a.line_bytes != 128) || (b_mn && from_b.line_bytes != 128))
+    grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
+  const uint64_t unsupported = I::kSparse.of(instruction) | I::kNegate.of(instruction) | (fp4 && (a_mn || b_mn)) |
                                (instruction & (scaled ? I::kScaledReserved : I::kF16Reserved));
   if (unsupported || m != 128 || n < 16 || n > 256 || n % 16 || (!scaled && I::kF16Accumulator.of(instruction) != 1) ||
       (scaled && I::kLongK.of(instruction)))
@@ -220,13 +229,16 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
       const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, in.tensor_component, step);
       const uint32_t tmem_reads = grid.record(w, op, Proxy::kTensor, false, in.tensor_component, step);
       const uint32_t writes = grid.record(w, op, Proxy::kTensor, true, in.tensor_component, step);
-      const auto touch = [&](const SharedDescriptor& o, int lines) {
-        for (int line = 0; line < lines; ++line)
-          for (uint32_t k = 0; k < kLineBytes; k += 16)
-            grid.touch_shared(w, op, reads, issued.view(), o.k_major(static_cast<uint32_t>(line), k), 16);
+      const auto touch = [&](const SharedDescriptor& o, bool mn_major, int lines) {
+        const uint32_t elements = kind == MmaKind::kF16 ? 16 : 32;
+        const uint32_t across = mn_major ? elements : static_cast<uint32_t>(lines),
+                       along = mn_major ? static_cast<uint32_t>(lines) * kLineBytes / elements : kLineBytes;
+        for (uint32_t line = 0; line < across; ++line)
+          for (uint32_t at = 0; at < along; at += 16)
+            grid.touch_shared(w, op, reads, issued.view(), mn_major ? o.mn_major(at, line) : o.k_major(line, at), 16);
       };
-      touch(from_a, m), touch(from_b, n);
-      const auto va = gather(in, kind, a_format, from_a, m), vb = gather(in, kind, b_format, from_b, n);
+      touch(from_a, a_mn, m), touch(from_b, b_mn, n);
+      const auto va = gather(in, kind, a_format, from_a, a_mn, m), vb = gather(in, kind, b_format, from_b, b_mn, n);
       const int elements = static_cast<int>(va.size()) / m, blocks = fp4 ? 4 : 1, block = elements / blocks;
       if (accumulate) grid.touch_tmem(w, op, tmem_reads, issued.view(), 0, m, d_column, n);
       std::vector<float> sa(static_cast<size_t>(m * blocks), 1.0f), sb(static_cast<size_t>(n * blocks), 1.0f);

@@ -33,7 +33,6 @@ struct config {
   static constexpr int kScaleTiles = kOperand == Operand::kHalf    ? 0
                                      : kOperand == Operand::kMxfp8 ? 1
                                                                    : 4;  // of each operand in a slot
-  static constexpr int kOutputBytes = kOutput == Output::kF32 ? 4 : 2;
   // Tensor memory: two accumulators, then the scale words of a slot.
   static constexpr uint32_t kScalesA = 2 * kColumns, kScalesB = kScalesA + 16, kTmemColumns = 512;
   static_assert(kScalesB + 16 <= kTmemColumns, "accumulators and scales must fit in tensor memory");
@@ -150,43 +149,14 @@ MXMOE_KERNEL void issue(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
   }
 }
 
-// 16 columns of each lane's row: scaled, biased, rounded once, stored.
-template <class M, class C, class F, class P>
-MXMOE_KERNEL void store_columns(M& m, const globals<M>& g, F (&y)[16], int expert, int64_t row,
-                                typename M::template lane<int> row_offset, int column, P writes) {
-  using U = typename M::template lane<uint32_t>;
+// 16 columns of each lane's row: scaled and biased.
+template <class M, class C, class F>
+MXMOE_KERNEL void finish_columns(M& m, const globals<M>& g, F (&y)[16], int expert, int column) {
   for (int j = 0; j < 16; ++j) {
     const int64_t output = int64_t{expert} * g.outputs + column + j;
     if (column + j >= g.outputs || expert == g.groups.num_groups) continue;
     if constexpr (C::kOperand == Operand::kNvfp4) y[j] = y[j] * m.ld_global_uniform(g.b_global + output);
     if (g.bias) y[j] = y[j] + m.ld_global_uniform(g.bias + output);
-  }
-  uint8_t* out = static_cast<uint8_t*>(g.out) + (row * g.out_stride + column) * C::kOutputBytes;
-  const auto offset = row_offset * static_cast<int>(g.out_stride * C::kOutputBytes);
-  constexpr int kVector = 16 / C::kOutputBytes;  // elements of a 16-byte store
-  const bool aligned =
-      g.out_stride % kVector == 0 && g.outputs % kVector == 0 && reinterpret_cast<uintptr_t>(g.out) % 16 == 0;
-  for (int j = 0; j < 16; j += kVector) {
-    U word[4];
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (C::kOutput == Output::kF32) word[i] = __builtin_bit_cast(U, y[j + i]);
-      if constexpr (C::kOutput == Output::kBF16) word[i] = m.cvt_bf16x2(y[j + 2 * i], y[j + 2 * i + 1]);
-      if constexpr (C::kOutput == Output::kF16) word[i] = m.cvt_f16x2(y[j + 2 * i], y[j + 2 * i + 1]);
-    }
-    if (aligned) {
-      if (column + j < g.outputs)
-        m.st_global_v4(out, offset + j * C::kOutputBytes, word[0], word[1], word[2], word[3], writes);
-      continue;
-    }
-    for (int i = 0; i < kVector; ++i) {
-      if (column + j + i >= g.outputs) break;
-      if constexpr (C::kOutput == Output::kF32) {
-        m.template st_global<uint32_t>(out, offset + (j + i) * 4, word[i], writes);
-      } else {
-        m.template st_global<uint16_t>(out, offset + (j + i) * 2,
-                                       m.template cast<uint16_t>(word[i / 2] >> (16 * (i % 2)) & 0xffffu), writes);
-      }
-    }
   }
 }
 
@@ -197,6 +167,7 @@ MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
   const auto one = m.elect_one();
   const int quarter = m.warp_idx() % 4 * 32;  // the lanes of tensor memory that this warp may read
   const auto row = m.lane_idx() + quarter;
+  const bool aligned = output_aligned<C::kOutput>(g.out, g.out_stride, g.outputs);
   ring<2> output;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
@@ -223,7 +194,11 @@ MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
         }
       }
       const int first = tile.column_tile * C::kColumns + column;
-      if (first < g.outputs) store_columns<M, C>(m, g, y, tile.group, tile.row, row, first, writes);
+      if (first >= g.outputs) continue;
+      finish_columns<M, C>(m, g, y, tile.group, first);
+      uint8_t* out = static_cast<uint8_t*>(g.out) + (tile.row * g.out_stride + first) * bytes_of(C::kOutput);
+      store_columns<C::kOutput>(m, out, row * static_cast<int>(g.out_stride * bytes_of(C::kOutput)), y,
+                                g.outputs - first, aligned, writes);
     }
     if (product) {
       m.tcgen05_fence_before_thread_sync();
@@ -287,7 +262,7 @@ void launch_config(L& l, globals<typename L::machine> g, const OperandTensors& a
                                  {"b global", b.global},
                                  {"offs", offs},
                                  {"bias", bias},
-                                 {"out", out, true}});
+                                 {"out", out, Use::kWritten}});
 }
 
 // offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride.
@@ -302,9 +277,8 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
   g.out = out.data, g.out_stride = out.strides[0];
   g.outputs = static_cast<int>(out.sizes[1]);
   g.a_element = a.element, g.b_element = b.element;
-  if (out.dtype == DType::kF32) launch_config<config<kOperand, Output::kF32>>(l, g, a, b, offs, bias, out);
-  if (out.dtype == DType::kBF16) launch_config<config<kOperand, Output::kBF16>>(l, g, a, b, offs, bias, out);
-  if (out.dtype == DType::kF16) launch_config<config<kOperand, Output::kF16>>(l, g, a, b, offs, bias, out);
+  with_output(out.dtype,
+              [&]<Output kOutput>() { launch_config<config<kOperand, kOutput>>(l, g, a, b, offs, bias, out); });
 }
 
 }  // namespace mxmoe::cuda::grouped_mm_sm100

@@ -126,17 +126,14 @@ void launch(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, const Te
   g.bias = bias.ptr<float>();
   g.out = out.data, g.out_stride = out.strides[0];
   g.outputs = static_cast<int>(out.sizes[1]);
-  const auto run = [&]<Output kOutput>() {
+  with_output(out.dtype, [&]<Output kOutput>() {
     using C = config<kBF16, kOutput>;
     g.a = l.tensor_map(a, C::kRows, C::kStepBytes, Swizzle::k128B);
     g.b = l.tensor_map(b, C::kColumns, C::kStepBytes, Swizzle::k128B);
     g.steps = static_cast<int>(ceil_div(2 * a.sizes[1], C::kStepBytes));
     l.template run<launchable<C>>(l.num_sms(), g,
-                                  {{"a", a}, {"b", b}, {"offs", offs}, {"bias", bias}, {"out", out, true}});
-  };
-  if (out.dtype == DType::kF32) run.template operator()<Output::kF32>();
-  if (out.dtype == DType::kBF16) run.template operator()<Output::kBF16>();
-  if (out.dtype == DType::kF16) run.template operator()<Output::kF16>();
+                                  {{"a", a}, {"b", b}, {"offs", offs}, {"bias", bias}, {"out", out, Use::kWritten}});
+  });
 }
 
 }  // namespace mxmoe::cuda::grouped_mm_sm90

@@ -148,9 +148,12 @@ void launch(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tenso
   const int64_t ctas =
       row_tiles(g.groups) * (kTileRows / (config<Input::kF32>::kWarps * config<Input::kF32>::kRowsOfWarp));
   with_input(x.dtype, [&]<Input kInput>() {
-    l.template run<launchable<config<kInput>>>(
-        ctas, g,
-        {{"x", x}, {"offs", offs}, {"values", values, true}, {"scales", scales, true}, {"global scale", global, true}});
+    l.template run<launchable<config<kInput>>>(ctas, g,
+                                               {{"x", x},
+                                                {"offs", offs},
+                                                {"values", values, Use::kWritten},
+                                                {"scales", scales, Use::kWritten},
+                                                {"global scale", global, Use::kWritten}});
   });
 }
 

@@ -271,11 +271,11 @@ inline Copies copies_of(const Groups& groups, int64_t length, bool blocked, bool
 // `arguments` and what is written: out, or the copies in its place.
 inline std::vector<Argument> written(std::vector<Argument> arguments, const Tensor& out, const CopyTensors& row,
                                      const CopyTensors& column) {
-  for (const Argument& a : {Argument{"out", out, true},
-                            {"row values", row.values, true},
-                            {"row scales", row.scales, true},
-                            {"column values", column.values, true},
-                            {"column scales", column.scales, true}})
+  for (const Argument& a : {Argument{"out", out, Use::kWritten},
+                            {"row values", row.values, Use::kWritten},
+                            {"row scales", row.scales, Use::kWritten},
+                            {"column values", column.values, Use::kWritten},
+                            {"column scales", column.scales, Use::kWritten}})
     arguments.push_back(a);
   return arguments;
 }

@@ -70,8 +70,9 @@ void launch(L& l, const Tensor& y, const Tensor& inverse, const Tensor& weights,
   with_input(y.dtype, [&]<Input kInput>() {
     with_input(out.dtype, [&]<Input kOutput>() {
       using C = config<kInput, kOutput>;
-      l.template run<launchable<C>>(ceil_div(g.tokens, C::kWarps), g,
-                                    {{"y", y}, {"inverse", inverse}, {"weights", weights}, {"out", out, true}});
+      l.template run<launchable<C>>(
+          ceil_div(g.tokens, C::kWarps), g,
+          {{"y", y}, {"inverse", inverse}, {"weights", weights}, {"out", out, Use::kWritten}});
     });
   });
 }

@@ -66,8 +66,9 @@ void launch(L& l, const Tensor& dy, const Tensor& y, const Tensor& permutation, 
   with_input(dy.dtype, [&]<Input kGradient>() {
     with_input(y.dtype, [&]<Input kOutput>() {
       using C = config<kGradient, kOutput>;
-      l.template run<launchable<C>>(ceil_div(g.rows, C::kWarps), g,
-                                    {{"dy", dy}, {"y", y}, {"permutation", permutation}, {"weights_grad", out, true}});
+      l.template run<launchable<C>>(
+          ceil_div(g.rows, C::kWarps), g,
+          {{"dy", dy}, {"y", y}, {"permutation", permutation}, {"weights_grad", out, Use::kWritten}});
     });
   });
 }

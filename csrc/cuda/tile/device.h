@@ -99,11 +99,11 @@ struct Device {
     return p ? *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset) : T{};
   }
   MXMOE_OP void ld_global_v2(registers<uint32_t, 2>& d, const void* base, int offset, bool p) const {
-    uint2 v = p ? __ldg(reinterpret_cast<const uint2*>(static_cast<const char*>(base) + offset)) : uint2{};
+    uint2 v = p ? *reinterpret_cast<const uint2*>(static_cast<const char*>(base) + offset) : uint2{};
     d[0] = v.x, d[1] = v.y;
   }
   MXMOE_OP void ld_global_v4(registers<uint32_t, 4>& d, const void* base, int offset, bool p) const {
-    uint4 v = p ? __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(base) + offset)) : uint4{};
+    uint4 v = p ? *reinterpret_cast<const uint4*>(static_cast<const char*>(base) + offset) : uint4{};
     d[0] = v.x, d[1] = v.y, d[2] = v.z, d[3] = v.w;
   }
   template <typename T>

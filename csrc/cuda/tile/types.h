@@ -34,6 +34,8 @@ struct alignas(1024) st {
 
   // As an operand of the tensor core whose contraction runs along the lines, at this shared-memory address.
   MXMOE_FACT SharedOperand k_major(uint32_t address) { return {address, 16, 8 * kRowBytes, kSwizzle}; }
+  // As one whose contraction runs across the lines; tiles one after the other lie side by side along M or N.
+  MXMOE_FACT SharedOperand mn_major(uint32_t address) { return {address, num_bytes, 8 * kRowBytes, kSwizzle}; }
 };
 
 // 512 bytes of block scales in the blocked layout: 128 lines x 4 blocks.

@@ -4,7 +4,7 @@ For tests, not for speed. A kernel that races, deadlocks, or reads what it may n
 """
 
 from mxmoe.backends.interpreter.extension import KernelError, Run, running
-from mxmoe.backends.interpreter.gemm import grouped_mm
+from mxmoe.backends.interpreter.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.backends.interpreter.memory import empty
 from mxmoe.backends.interpreter.quantize import quantize
 from mxmoe.backends.interpreter.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
@@ -15,6 +15,7 @@ SUPPORTS: frozenset[tuple[str, str]] = frozenset(
     {("quantize", format) for format in ("mxfp8", "mxfp8_e5m2", "nvfp4")}
     | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
     | {("grouped_mm", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2", "nvfp4")}
+    | {("grouped_mm_wgrad", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2")}
 )  # (verb, format)
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Run",
     "empty",
     "grouped_mm",
+    "grouped_mm_wgrad",
     "permute",
     "quantize",
     "running",

@@ -1,4 +1,5 @@
-"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h or, of 16-bit operands, grouped_mm_sm90.h."""
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h or, of 16-bit operands, grouped_mm_sm90.h; grouped_mm_wgrad by
+grouped_mm_wgrad_sm100.h."""
 
 import torch
 from torch import Tensor
@@ -12,9 +13,7 @@ MX8 = ("mxfp8", "mxfp8_e5m2")
 
 
 def grouped_mm(a, b, offs_E, bias_EO, out_MO):
-    pair = (a[3], b[3])
-    if not (pair[0] == pair[1] or set(pair) <= set(MX8)):
-        raise NotImplementedError(f"the interpreter backend multiplies operands of one kind, got {pair[0]} and {pair[1]}")
+    check_one_kind(a[3], b[3])
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
     a_values, b_values = for_tma(as_bytes(a)), for_tma(as_bytes(b)).flatten(0, 1)
     a_scales = b_scales = None
@@ -41,6 +40,23 @@ def grouped_mm(a, b, offs_E, bias_EO, out_MO):
         )  # fmt: skip
 
 
+def grouped_mm_wgrad(a, b, offs_E, padded: bool, accumulate: bool, out_EOC):
+    check_one_kind(a[3], b[3])
+    if a[3] not in (*HALF, *MX8) or arch() == "sm_90":
+        raise NotImplementedError(f"{arch()} has no grouped_mm_wgrad of {a[3]} operands yet")
+    operands = []
+    for values, scales, _, format in (a, b):
+        tokens = for_tma(as_bytes((values.T, None, None, format)))
+        operands += [tokens, None if scales is None else blocked_groups(scales, offs_E), format]
+    with dense(out_EOC) as out:
+        launch("grouped_mm_wgrad_sm100", *operands, offs_E.contiguous(), accumulate, out)
+
+
+def check_one_kind(a_format: str, b_format: str):
+    if not (a_format == b_format or {a_format, b_format} <= set(MX8)):
+        raise NotImplementedError(f"the interpreter backend multiplies operands of one kind, got {a_format} and {b_format}")
+
+
 def as_bytes(operand) -> Tensor:
     """Values as TMA takes them: 16-bit elements, or bytes."""
     values = operand[0]
@@ -57,4 +73,19 @@ def blocked(scales_XN: Tensor, lines_X: Tensor, num_lines: int) -> Tensor:
     out = torch.zeros(layout.blocked_bytes(num_lines, num_blocks), dtype=torch.uint8)
     at = layout.blocked_offset(lines_X.long().unsqueeze(1), torch.arange(num_blocks), num_blocks)
     out[at] = scales_XN.view(torch.uint8)
+    return out
+
+
+def blocked_groups(scales_LN: Tensor, offs_E: Tensor) -> Tensor:
+    """uint8 (bytes,): of a column copy's scales, each group's blocks as a blocked matrix of their own, one after the other."""
+    num_lines, num_blocks = scales_LN.shape
+    starts, sizes = (t.long() // 32 for t in (layout.padded_starts(offs_E), layout.padded_sizes(offs_E)))
+    block = torch.arange(num_blocks)
+    group = torch.searchsorted(starts, block, right=True) - 1  # groups without rows come before the one that has the block
+    block = block[block < starts[group] + sizes[group]]
+    group = group[: len(block)]
+    lines = layout.blocked_bytes(num_lines, 1) // 4  # padded
+    in_group = layout.blocked_offset(torch.arange(num_lines).unsqueeze(1), block - starts[group], sizes[group])
+    out = torch.zeros(lines * num_blocks, dtype=torch.uint8)
+    out[lines * starts[group] + in_group] = scales_LN.view(torch.uint8)[:, : len(block)]
     return out
