@@ -206,8 +206,14 @@ class Gemm {
         float* acc = s.acc + (last && done == 0 ? 0 : row0 * kPanel);  // stays in L1 where there is one block
         for (int64_t q = 0; q < num_panels; ++q) {
           const int64_t column0 = (first + q) * kPanel;
-          multiply_tile<S>(num_rows, tile, s.panels + q * steps * kPanel, steps, acc, done > 0, fetched);
-          if (last) finish_tile(p_, g, list + row0, num_rows, column0, columns_of(first + q), acc, stream_);
+          const int columns = columns_of(first + q);
+          const Sink sink = last ? sink_of(p_, g, columns) : Sink::kSums;
+          TileOut out{{}, stream_};
+          if (sink != Sink::kSums)
+            for (int i = 0; i < num_rows; ++i)
+              out.row[i] = g.out + (list[row0 + i] * p_.out_stride + column0) * out_size();
+          multiply_tile<S>(sink, num_rows, tile, s.panels + q * steps * kPanel, steps, acc, done > 0, fetched, out);
+          if (last && sink == Sink::kSums) finish_tile(p_, g, list + row0, num_rows, column0, columns, acc, stream_);
         }
       }
       done += steps;

@@ -174,6 +174,7 @@ static void pack_floats_from_columns(const LineFormat& f, const Lines& lines, in
 // What a step holds, and how operands are packed for it.
 struct FloatStep {
   static constexpr int kPerStep = 1;
+  static constexpr bool kNormalSums = false;
   static bool in_place(const LineFormat& f, int64_t) { return f.element == Element::kF32 && !f.line_major; }
   static bool is_wide(const LineFormat&, const Lines&, int64_t, int, int64_t) { return false; }
 
@@ -210,6 +211,7 @@ struct FloatStep {
 #if defined(MXMOE_ISA_AVX512)
 struct PairStep {
   static constexpr int kPerStep = 2;
+  static constexpr bool kNormalSums = true;  // the instruction flushes subnormal ones
   // The last pair of an odd contraction would read past the row.
   static bool in_place(const LineFormat& f, int64_t contraction) {
     return f.element == Element::kBF16 && !f.line_major && contraction % 2 == 0;

@@ -20,10 +20,55 @@ struct TileRows {
   int64_t step_stride;
 };
 
-// acc (R, 64) (+)= R rows of A times the panel, one step after the other.
-template <class Step, int R>
+// What becomes of a tile's sums in their registers: kept in `acc` (rows, 64), or, where they are the outputs, rounded
+// and written or added to what was there.
+enum class Sink { kSums, kBF16, kF32, kAddF32 };
+
+struct TileOut {
+  uint8_t* row[kTileRows];  // at the panel's first column
+  bool stream;              // aligned to 64 bytes
+};
+
+template <class Step, Sink kSink>
+MXMOE_INLINE void put_sums(uint8_t* to, f32* x, bool stream) {
+  if constexpr (kSink == Sink::kBF16) {
+    auto* out = reinterpret_cast<uint16_t*>(to);
+    for (int v = 0; v < kTileVectors; v += 2) {
+#if defined(MXMOE_ISA_AVX512)
+      if constexpr (Step::kNormalSums) {
+        const __m512i pair = (__m512i)_mm512_cvtne2ps_pbh((__m512)x[v + 1], (__m512)x[v]);
+        if (stream)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(out + v * kLanes), pair);
+        else
+          _mm512_storeu_si512(out + v * kLanes, pair);
+        continue;
+      }
+#endif
+      if (stream) {
+        stream_elements<DType::kBF16>(out + v * kLanes, x[v], x[v + 1]);
+      } else {
+        for (int i = v; i < v + 2; ++i) store_elements<DType::kBF16>(out + i * kLanes, x[i]);
+      }
+    }
+  } else {
+    auto* out = reinterpret_cast<float*>(to);
+    for (int v = 0; v < kTileVectors; ++v) {
+      if (kSink == Sink::kAddF32) x[v] += load<f32>(out + v * kLanes);
+    }
+    for (int v = 0; v < kTileVectors; v += 2) {
+      if (kSink == Sink::kF32 && stream) {
+        stream_elements<DType::kF32>(out + v * kLanes, x[v], x[v + 1]);
+      } else {
+        for (int i = v; i < v + 2; ++i) store(out + i * kLanes, x[i]);
+      }
+    }
+  }
+}
+
+// R rows of A times the panel, one step after the other, on top of acc (R, 64) where they `resume`.
+template <class Step, Sink kSink, int R>
 static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t steps, float* acc, bool resume,
-                          Ahead& ahead) {
+                          Ahead& ahead, const TileOut& out) {
   constexpr int kWidth = kTileVectors * kLanes;
   for (int column = 0; column < kPanel; column += kWidth) {
     const bool fetch = ahead.next < ahead.end;
@@ -51,28 +96,46 @@ static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t step
         for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Step::multiply_add(sum[r][v], splat_u32(word), b[v]);
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kTileVectors; ++v) store(acc + r * kPanel + column + v * kLanes, sum[r][v]);
+    for (int r = 0; r < R; ++r) {
+      constexpr int kBytes = kSink == Sink::kBF16 ? 2 : 4;
+      uint8_t* to = kSink == Sink::kSums ? reinterpret_cast<uint8_t*>(acc + r * kPanel) : out.row[r];
+      put_sums<Step, kSink>(to + column * kBytes, sum[r], out.stream);
+    }
     if (fetch) ahead.next = line;
   }
 }
 
-template <class Step>
+template <class Step, Sink kSink>
 static void multiply_tile(int num_rows, const TileRows& a, const uint32_t* panel, int64_t steps, float* acc,
-                          bool resume, Ahead& ahead) {
+                          bool resume, Ahead& ahead, const TileOut& out) {
   switch (num_rows) {
     case 1:
-      return multiply_tile<Step, 1>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 1>(a, panel, steps, acc, resume, ahead, out);
     case 2:
-      return multiply_tile<Step, 2>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 2>(a, panel, steps, acc, resume, ahead, out);
     case 3:
-      return multiply_tile<Step, 3>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 3>(a, panel, steps, acc, resume, ahead, out);
     case 4:
-      return multiply_tile<Step, 4>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 4>(a, panel, steps, acc, resume, ahead, out);
     case 5:
-      return multiply_tile<Step, 5>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 5>(a, panel, steps, acc, resume, ahead, out);
     default:
-      return multiply_tile<Step, 6>(a, panel, steps, acc, resume, ahead);
+      return multiply_tile<Step, kSink, 6>(a, panel, steps, acc, resume, ahead, out);
+  }
+}
+
+template <class Step>
+static void multiply_tile(Sink sink, int num_rows, const TileRows& a, const uint32_t* panel, int64_t steps, float* acc,
+                          bool resume, Ahead& ahead, const TileOut& out) {
+  switch (sink) {
+    case Sink::kSums:
+      return multiply_tile<Step, Sink::kSums>(num_rows, a, panel, steps, acc, resume, ahead, out);
+    case Sink::kBF16:
+      return multiply_tile<Step, Sink::kBF16>(num_rows, a, panel, steps, acc, resume, ahead, out);
+    case Sink::kF32:
+      return multiply_tile<Step, Sink::kF32>(num_rows, a, panel, steps, acc, resume, ahead, out);
+    case Sink::kAddF32:
+      return multiply_tile<Step, Sink::kAddF32>(num_rows, a, panel, steps, acc, resume, ahead, out);
   }
 }
 
@@ -97,6 +160,13 @@ MXMOE_INLINE void store_outputs(stored<D>* out, const f32* x, int n, bool stream
     for (int v = 0; v < kPanelVectors; ++v) store_elements<D>(part + v * kLanes, x[v]);
     memcpy(out, part, n * sizeof(*out));
   }
+}
+
+// Whether the sums of a panel of so many columns are its outputs, but for a rounding or an addition.
+static Sink sink_of(const GemmProblem& p, const GemmGroup& g, int columns) {
+  if (columns < kPanel || g.a.global || g.b.global || g.bias) return Sink::kSums;
+  if (p.out_dtype == DType::kF32) return p.accumulate ? Sink::kAddF32 : Sink::kF32;
+  return p.out_dtype == DType::kBF16 && !p.accumulate ? Sink::kBF16 : Sink::kSums;
 }
 
 // A tile's rows of one panel: times the global scales, plus bias, plus what was there, rounded once.
