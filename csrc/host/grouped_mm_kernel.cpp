@@ -1,7 +1,7 @@
-// grouped_mm and grouped_mm_wgrad. Phase 1 packs A once. Phase 2 hands out (group, chunk of rows, run of panels): pack
-// a panel (several where they are short) into L2, multiply the chunk with it tile by tile while the next one is
-// fetched, finish each tile while it is in L1. Contractions longer than a panel's block keep their accumulators between
-// blocks.
+// grouped_mm and grouped_mm_wgrad. Phase 1 packs A once, unless the tasks of phase 2 do. Phase 2 hands out (group,
+// chunk of rows, run of panels): pack a panel (several where they are short) into L2, multiply the chunk with it tile
+// by tile while the next one is fetched, finish each tile while it is in L1. Contractions longer than a panel's block
+// keep their accumulators between blocks.
 #include "config.h"
 #include "host/gemm/tile.h"
 #include "host/threads.h"
@@ -24,14 +24,16 @@ constexpr int64_t larger(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
-// A of one group as the micro-kernel reads it.
+// A of one group, or of some of its panels from first_row on, as the micro-kernel reads it.
 struct PackedRows {
   const uint8_t* base;
   int64_t row_stride;    // bytes; of rows
   int64_t panel_stride;  // bytes; of panels, 0: rows
+  int64_t first_row;
 
   const uint8_t* row(int64_t r, int64_t step) const {
     if (!panel_stride) return base + r * row_stride + step * 4;
+    r -= first_row;
     return base + r / kPanel * panel_stride + (step * kPanel + r % kPanel) * 4;
   }
 };
@@ -41,6 +43,7 @@ struct ThreadScratch {
   float* acc;        // (chunk_rows, 64)
   uint32_t* rows;    // (kTileRows, block_steps): FP32 rows decoded on the fly
   int32_t* list;     // (chunk_rows,): row indices
+  uint32_t* a;       // chunk_rows / 64 x (steps, 64): panels of A that are not packed before
 };
 
 template <class Step>
@@ -59,6 +62,9 @@ class Gemm {
  private:
   int64_t out_size() const { return p_.out_dtype == DType::kF32 ? 4 : 2; }
   bool a_in_panels() const { return p_.a.line_major; }
+  // Panels of A of a short contraction are packed by the task that multiplies them with several panels of B: they do
+  // not leave L2.
+  bool packs_late(const HostGemmConfig& c) const { return a_in_panels() && c.block_panels >= kLatePanels; }
   static int64_t steps_of(const GemmGroup& g) { return ceil_div(g.contraction, Step::kPerStep); }
   // Words; one cache line more than a multiple of 64 bytes, so that rows do not share their cache sets.
   static int64_t packed_row_words(const GemmGroup& g) { return round_up(steps_of(g), 16) + 16; }
@@ -78,11 +84,16 @@ class Gemm {
       GemmGroup& g = p_.groups[e];
       g.config = pick_config(p_.l2_bytes, g.rows, p_.outputs, steps_of(g), work / (p_.num_threads * kTasksPerThread));
       g.first_row = num_rows_, g.packed_bytes = packed_bytes_, g.first_pack = num_packs_, g.first_task = num_tasks_;
+      const bool late = packs_late(g.config);
+      if (late) {
+        const int64_t most = larger(p_.l2_bytes / 4 / (kPanel * 4) / larger(steps_of(g), 1), 1) * kPanel;
+        g.config.chunk_rows = smaller(round_up(g.config.chunk_rows, kPanel), most);
+      }
       const int64_t blocks = ceil_div(g.rows, kPanel);
       num_rows_ += g.rows;
-      num_packs_ += blocks;
       num_tasks_ += ceil_div(g.rows, g.config.chunk_rows) * ceil_div(panels_, g.config.run_panels);
-      if (a_in_place_) continue;
+      if (a_in_place_ || late) continue;
+      num_packs_ += blocks;
       packed_bytes_ += a_in_panels() ? blocks * steps_of(g) * kPanel * 4 : g.rows * packed_row_words(g) * 4;
     }
   }
@@ -97,10 +108,19 @@ class Gemm {
     return p_.groups[low];
   }
 
-  PackedRows packed(const GemmGroup& g) const {
-    if (a_in_place_) return {g.a.values, p_.a.line_stride, 0};
+  PackedRows packed(const GemmGroup& g, int64_t row0, int rows, const ThreadScratch& s) const {
+    if (a_in_place_) return {g.a.values, p_.a.line_stride, 0, 0};
+    if (packs_late(g.config)) {
+      const int64_t panel_words = steps_of(g) * kPanel;
+      Ahead none;
+      for (int64_t r = 0; r < rows; r += kPanel)
+        Step::panel(p_.a, g.a, row0 + r, static_cast<int>(smaller(kPanel, rows - r)), 0, g.contraction,
+                    s.a + r / kPanel * panel_words, none);
+      return {reinterpret_cast<uint8_t*>(s.a), 0, panel_words * 4, row0};
+    }
     const uint8_t* base = packed_ + g.packed_bytes;
-    return a_in_panels() ? PackedRows{base, 0, steps_of(g) * kPanel * 4} : PackedRows{base, packed_row_words(g) * 4, 0};
+    return a_in_panels() ? PackedRows{base, 0, steps_of(g) * kPanel * 4, 0}
+                         : PackedRows{base, packed_row_words(g) * 4, 0, 0};
   }
 
   void pack(int64_t task) {
@@ -119,14 +139,17 @@ class Gemm {
       wide_rows_[g.first_row + row0 + i] = Step::is_wide(p_.a, g.a, row0 + i, 1, g.contraction);
   }
 
-  ThreadScratch scratch(const HostGemmConfig& c) const {
+  ThreadScratch scratch(const GemmGroup& g) const {
+    const HostGemmConfig& c = g.config;
     const int64_t panel_bytes = c.block_steps * kPanel * 4, acc_bytes = c.chunk_rows * kPanel * 4;
-    const int64_t row_bytes = kTileRows * c.block_steps * 4;
+    const int64_t row_bytes = kTileRows * c.block_steps * 4, list_bytes = round_up(4 * c.chunk_rows, 64);
+    const int64_t a_bytes = packs_late(c) ? c.chunk_rows * steps_of(g) * 4 : 0;
     auto* base = static_cast<uint8_t*>(
-        workspace(WorkspaceSlot::kThread, panel_bytes + acc_bytes + row_bytes + 4 * c.chunk_rows));
+        workspace(WorkspaceSlot::kThread, panel_bytes + acc_bytes + row_bytes + list_bytes + a_bytes));
     return {reinterpret_cast<uint32_t*>(base), reinterpret_cast<float*>(base + panel_bytes),
             reinterpret_cast<uint32_t*>(base + panel_bytes + acc_bytes),
-            reinterpret_cast<int32_t*>(base + panel_bytes + acc_bytes + row_bytes)};
+            reinterpret_cast<int32_t*>(base + panel_bytes + acc_bytes + row_bytes),
+            reinterpret_cast<uint32_t*>(base + panel_bytes + acc_bytes + row_bytes + list_bytes)};
   }
 
   int columns_of(int64_t panel) const { return static_cast<int>(smaller(kPanel, p_.outputs - panel * kPanel)); }
@@ -158,12 +181,14 @@ class Gemm {
     const int64_t row0 = run / runs * c.chunk_rows, begin = run % runs * c.run_panels;
     const int64_t end = smaller(begin + c.run_panels, panels_);
     const int rows = static_cast<int>(smaller(c.chunk_rows, g.rows - row0));
-    const ThreadScratch s = scratch(c);
-    const PackedRows a = packed(g);
+    const ThreadScratch s = scratch(g);
+    const PackedRows a = packed(g, row0, rows, s);
+    const bool late = packs_late(c);
 
     int narrow = 0, listed = rows;  // wide rows at the end of the list
     for (int64_t r = row0; r < row0 + rows; ++r) {
-      const bool wide = !a_in_place_ && wide_rows_[g.first_row + r];
+      const bool wide =
+          late ? Step::is_wide(p_.a, g.a, r, 1, g.contraction) : !a_in_place_ && wide_rows_[g.first_row + r];
       s.list[wide ? --listed : narrow++] = static_cast<int32_t>(r);
     }
     for (int64_t panel = begin, count; panel < end; panel += count) {
@@ -239,7 +264,7 @@ class Gemm {
     return tile;
   }
 
-  static constexpr int64_t kTasksPerThread = 32;
+  static constexpr int64_t kTasksPerThread = 32, kLatePanels = 4;
 
   const GemmProblem& p_;
   const int64_t panels_;
