@@ -126,6 +126,20 @@ MXMOE_INLINE void store_some(stored<D>* p, f32 x, int n) {
 // kLanes pairs a0, b0, a1, b1, ... A pair is one little-endian integer of twice the width.
 typedef uint64_t u64d __attribute__((vector_size(8 * kLanes), may_alias));
 
+#if defined(MXMOE_ISA_AVX512)
+// Element i of the first half, element i of the second half, ...
+MXMOE_INLINE __m512i pair_order() {
+  alignas(64) static constexpr auto kOrder = [] {
+    struct {
+      uint16_t index[32];
+    } order{};
+    for (int i = 0; i < 32; ++i) order.index[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+    return order;
+  }();
+  return _mm512_load_si512(&kOrder);
+}
+#endif
+
 template <DType D>
 MXMOE_INLINE void load_pairs(const stored<D>* p, f32& a, f32& b) {
   if constexpr (D == DType::kF32) {
@@ -148,12 +162,39 @@ MXMOE_INLINE void store_pairs(stored<D>* p, f32 a, f32 b) {
   if constexpr (D == DType::kF32) {
     u64d pair = __builtin_convertvector(bits(a), u64d) | __builtin_convertvector(bits(b), u64d) << 32;
     memcpy(p, &pair, sizeof(pair));
+  } else if constexpr (D == DType::kF16) {
+    u32 pair = widen(f16_from_f32(a)) | widen(f16_from_f32(b)) << 16;
+    memcpy(p, &pair, sizeof(pair));
   } else {
-    u16h low = D == DType::kBF16 ? bf16_from_f32(a) : f16_from_f32(a);
-    u16h high = D == DType::kBF16 ? bf16_from_f32(b) : f16_from_f32(b);
-    u32 pair = widen(low) | widen(high) << 16;
+#if defined(MXMOE_ISA_AVX512)
+    // The instruction would flush a subnormal, which is then among the zeros.
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    if (!_mm512_testn_epi16_mask(halves, _mm512_set1_epi16(0x7fff))) [[likely]] {
+      const __m512i pair = _mm512_permutexvar_epi16(pair_order(), halves);
+      memcpy(p, &pair, sizeof(pair));
+      return;
+    }
+#endif
+    u32 pair = rounded_to_bf16(a) >> 16 | (rounded_to_bf16(b) & 0xffff0000u);
     memcpy(p, &pair, sizeof(pair));
   }
+}
+
+// Two vectors of elements in the order that costs the least, of BF16 the even and the odd ones; store_two undoes it.
+template <DType D>
+MXMOE_INLINE void load_two(const stored<D>* p, f32& a, f32& b) {
+  if constexpr (D == DType::kBF16)
+    load_pairs<D>(p, a, b);
+  else
+    a = load_elements<D>(p), b = load_elements<D>(p + kLanes);
+}
+
+template <DType D>
+MXMOE_INLINE void store_two(stored<D>* p, f32 a, f32 b) {
+  if constexpr (D == DType::kBF16)
+    store_pairs<D>(p, a, b);
+  else
+    store_elements<D>(p, a), store_elements<D>(p + kLanes, b);
 }
 
 // Calls body.template operator()<D>() for a floating-point dtype.

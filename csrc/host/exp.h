@@ -1,6 +1,8 @@
 // exp, log and sigmoid of the numerics contract: FP32, one rounding per operation, the same bits on every instruction
 // set.
 #pragma once
+#include <initializer_list>
+
 #include "host/simd.h"
 
 namespace mxmoe::host::MXMOE_ISA {
@@ -10,15 +12,22 @@ template <int N>
 MXMOE_INLINE void exp(f32 (&x)[N]) {
   const float kRound =
       0x1.8p23f;  // adding it rounds to an integer, to nearest even, and leaves the integer in the low bits
-  f32 shifted[N], r[N], y[N];
-  for (int i = 0; i < N; ++i) shifted[i] = x[i] * 1.44269504f + kRound;
-  for (int i = 0; i < N; ++i) r[i] = x[i] - (shifted[i] - kRound) * 0.693359375f;
-  for (int i = 0; i < N; ++i) r[i] = r[i] - (shifted[i] - kRound) * -2.12194440e-4f;
-  for (int i = 0; i < N; ++i) y[i] = r[i] * 1.9875691500e-4f + 1.3981999507e-3f;
-  for (float c : {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    for (int i = 0; i < N; ++i) y[i] = y[i] * r[i] + c;
-  for (int i = 0; i < N; ++i) y[i] = ((y[i] * r[i]) * r[i] + r[i]) + 1.0f;
-  for (int i = 0; i < N; ++i) y[i] = from_bits(bits(y[i]) + (bits(shifted[i]) << 23));  // times 2^n; normal
+  f32 shifted[N], n[N], r[N], y[N];
+  side_by_side(shifted, [&](int i) { return x[i] * 1.44269504f; });
+  side_by_side(shifted, [&](int i) { return shifted[i] + kRound; });
+  side_by_side(n, [&](int i) { return shifted[i] - kRound; });
+  side_by_side(r, [&](int i) { return minus_exact_product(x[i], n[i], 0.693359375f); });  // 8 bits times 9
+  side_by_side(r, [&](int i) { return r[i] - n[i] * -2.12194440e-4f; });
+  side_by_side(y, [&](int i) { return r[i] * 1.9875691500e-4f + 1.3981999507e-3f; });
+  for (float c : {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
+    side_by_side(y, [&](int i) { return y[i] * r[i]; });
+    side_by_side(y, [&](int i) { return y[i] + c; });
+  }
+  side_by_side(y, [&](int i) { return y[i] * r[i]; });
+  side_by_side(y, [&](int i) { return y[i] * r[i]; });
+  side_by_side(y, [&](int i) { return y[i] + r[i]; });
+  side_by_side(y, [&](int i) { return y[i] + 1.0f; });
+  side_by_side(y, [&](int i) { return from_bits(bits(y[i]) + (bits(shifted[i]) << 23)); });  // times 2^n; normal
   u32 most = bits(x[0]) & 0x7fffffffu;
   for (int i = 1; i < N; ++i) most = max_u32(most, bits(x[i]) & 0x7fffffffu);
   if (__builtin_expect(any_above(most, bits_of(87.0f)), 0)) {

@@ -56,6 +56,28 @@ MXMOE_INLINE i32 lane_indices() {
   for (int i = 0; i < kLanes; ++i) v[i] = i;
   return v;
 }
+
+// v[i] = step(i), all of them before what follows. GCC would finish one chain of operations after the other, of which
+// a core holds five or six at once; side by side, a step of all of them is ready.
+template <int N, typename F>
+MXMOE_INLINE void side_by_side(f32 (&v)[N], F&& step) {
+  for (int i = 0; i < N; ++i) v[i] = step(i);
+#if defined(__x86_64__)
+  for (int i = 0; i < N; ++i) asm("" : "+v"(v[i]));
+#endif
+}
+
+// c - a * b, where a * b is exact: one rounding either way.
+MXMOE_INLINE f32 minus_exact_product(f32 c, f32 a, float b) {
+#if defined(MXMOE_ISA_AVX512)
+  return (f32)_mm512_fnmadd_ps((__m512)a, _mm512_set1_ps(b), (__m512)c);
+#elif defined(MXMOE_ISA_AVX2)
+  return (f32)_mm256_fnmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)c);
+#else
+  return c - a * b;
+#endif
+}
+
 MXMOE_INLINE u32 max_u32(u32 a, u32 b) {
   return a > b ? a : b;
 }
@@ -117,16 +139,18 @@ MXMOE_INLINE bool any_above(u32 v, uint32_t limit) {
 MXMOE_INLINE f32 f32_from_bf16(u16h x) {
   return from_bits(widen(x) << 16);
 }
+// In the upper halves of the lanes; the lower ones are what was rounded away.
+MXMOE_INLINE u32 rounded_to_bf16(f32 x) {
+  u32 b = bits(x), nan = b | 0x400000u;
+  return (b & 0x7fffffffu) > 0x7f800000u ? nan : b + 0x7fffu + ((b >> 16) & 1u);
+}
 MXMOE_INLINE u16h bf16_from_f32(f32 x) {
 #if defined(MXMOE_ISA_AVX512)
   constexpr int kSubnormal = 0x20;  // the one class that the instruction would flush
   if (!_mm512_fpclass_ps_mask((__m512)x, kSubnormal)) [[likely]]
     return (u16h)_mm512_cvtneps_pbh((__m512)x);
 #endif
-  u32 b = bits(x);
-  u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-  u32 nan = (b >> 16) | 0x40u;
-  return narrow16((b & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  return narrow16(rounded_to_bf16(x) >> 16);
 }
 
 // Scalars of the same conversions.

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kTaskElements = 1 << 15;        // gate and up elements of one task
 constexpr int64_t kAhead = 1024, kRowsAhead = 3;  // elements along a row, rows down a strip: prefetch distances
+constexpr Activation kSilu{1.0f, 0.0f, 0.0f, false};
 
 MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -19,8 +20,6 @@ MXMOE_INLINE f32 at_most(f32 x, float limit) {
 MXMOE_INLINE f32 at_least(f32 x, float limit) {
   return x < limit ? splat(limit) : x;
 }
-
-constexpr int kTogether = 4;  // vectors
 
 // Of N vectors of (gate, up) pairs.
 template <int N>
@@ -59,85 +58,139 @@ MXMOE_INLINE void gradients(const f32 (&da)[N], f32 (&g)[N], f32 (&u)[N], const 
   }
 }
 
+// Pairs of a step. Its vectors come in twos, which hold 2 * kLanes pairs in an order that all arrays of a row share.
+constexpr int kVectors = kLanes == 16 ? 8 : 4;
+constexpr int64_t kTwo = 2 * kLanes, kStep = kVectors * kLanes;
+
+// An array of one value per pair.
+template <DType D, bool kInterleaved>
+MXMOE_INLINE void load_step(const stored<D>* p, f32 (&x)[kVectors]) {
+  for (int i = 0; i < kVectors; i += 2, p += kTwo)
+    if constexpr (kInterleaved)
+      x[i] = load_elements<D>(p), x[i + 1] = load_elements<D>(p + kLanes);
+    else
+      load_two<D>(p, x[i], x[i + 1]);
+}
+template <DType D, bool kInterleaved>
+MXMOE_INLINE void store_step(stored<D>* p, const f32 (&x)[kVectors]) {
+  for (int i = 0; i < kVectors; i += 2, p += kTwo)
+    if constexpr (kInterleaved)
+      store_elements<D>(p, x[i]), store_elements<D>(p + kLanes, x[i + 1]);
+    else
+      store_two<D>(p, x[i], x[i + 1]);
+}
+template <DType D>
+MXMOE_INLINE void prefetch_step(const stored<D>* p) {
+  for (int64_t i = 0; i < kStep; i += 64 / static_cast<int64_t>(sizeof(*p))) __builtin_prefetch(p + i);
+}
+
 // Gate and up of a row: apart, or taking turns in one array.
 template <DType D, bool kInterleaved>
 struct Halves {
   stored<D>*gate, *up;
-  int64_t ahead;  // elements to what will be read some hundred cycles later
 
   // Of row `h`, from pair `first` on.
-  MXMOE_INLINE Halves of(stored<D>* h, int64_t width, int64_t first, int64_t ahead) {
-    if (kInterleaved) return {h + 2 * first, nullptr, ahead};
-    return {h + first, h + width + first, ahead};
+  MXMOE_INLINE Halves of(stored<D>* h, int64_t width, int64_t first) {
+    if (kInterleaved) return {h + 2 * first, nullptr};
+    return {h + first, h + width + first};
   }
 
-  // Pairs j .. j + n; n < kLanes only in the last step of a row.
-  __attribute__((always_inline)) void load(int64_t j, int n, f32& g, f32& u) const {
-    __builtin_prefetch(gate + (kInterleaved ? 2 * j : j) + ahead);
-    if (!kInterleaved) __builtin_prefetch(up + j + ahead);
+  __attribute__((always_inline)) Halves from(int64_t j) const {
+    if (kInterleaved) return {gate + 2 * j, nullptr};
+    return {gate + j, up + j};
+  }
+
+  __attribute__((always_inline)) void load(f32 (&g)[kVectors], f32 (&u)[kVectors]) const {
     if constexpr (kInterleaved) {
-      if (n == kLanes) return load_pairs<D>(gate + 2 * j, g, u);
-      stored<D> part[2 * kLanes] = {};
-      memcpy(part, gate + 2 * j, 2 * n * sizeof(*gate));
-      load_pairs<D>(part, g, u);
+      for (int i = 0; i < kVectors; ++i) load_pairs<D>(gate + i * kTwo, g[i], u[i]);
     } else {
-      g = load_some<D>(gate + j, n), u = load_some<D>(up + j, n);
+      load_step<D, false>(gate, g), load_step<D, false>(up, u);
     }
   }
 
-  __attribute__((always_inline)) void store(int64_t j, int n, f32 g, f32 u) const {
+  __attribute__((always_inline)) void store(const f32 (&g)[kVectors], const f32 (&u)[kVectors]) const {
     if constexpr (kInterleaved) {
-      if (n == kLanes) return store_pairs<D>(gate + 2 * j, g, u);
-      stored<D> part[2 * kLanes];
-      store_pairs<D>(part, g, u);
-      memcpy(gate + 2 * j, part, 2 * n * sizeof(*gate));
+      for (int i = 0; i < kVectors; ++i) store_pairs<D>(gate + i * kTwo, g[i], u[i]);
     } else {
-      store_some<D>(gate + j, g, n), store_some<D>(up + j, u, n);
+      store_step<D, false>(gate, g), store_step<D, false>(up, u);
     }
+  }
+
+  __attribute__((always_inline)) void prefetch(int64_t ahead) const {
+    prefetch_step<D>(gate + ahead), prefetch_step<D>((kInterleaved ? gate + kStep : up) + ahead);
+  }
+
+  // The first n < kStep pairs.
+  __attribute__((always_inline)) void copy_to(const Halves& to, int64_t n) const {
+    memcpy(to.gate, gate, (kInterleaved ? 2 : 1) * n * sizeof(*gate));
+    if (!kInterleaved) memcpy(to.up, up, n * sizeof(*up));
   }
 };
 
-// step.operator()<N>(j, n) for pairs j .. j + N * kLanes; n <= kLanes of each vector, a constant but in the last step.
-template <typename F>
-MXMOE_INLINE void for_pairs(int64_t pairs, F&& step) {
+template <DType D, bool kInterleaved>
+MXMOE_INLINE void swiglu_step(const Halves<D, kInterleaved>& h, const Activation& activation, stored<D>* out) {
+  f32 g[kVectors], u[kVectors];
+  h.load(g, u);
+  const Terms<kVectors> t = terms(g, u, activation);
+  for (int i = 0; i < kVectors; ++i) u[i] = t.gate[i] * t.up[i];
+  store_step<D, kInterleaved>(out, u);
+}
+
+// h_ahead: elements to what will be read some hundred cycles later.
+template <DType D, bool kInterleaved, bool kPlain>
+void swiglu_row(Halves<D, kInterleaved> h, int64_t h_ahead, int64_t pairs, const Activation& options, stored<D>* out) {
+  const Activation activation = kPlain ? kSilu : options;
   int64_t j = 0;
-  for (; j + kTogether * kLanes <= pairs; j += kTogether * kLanes) step.template operator()<kTogether>(j, kLanes);
-  for (; j < pairs; j += kLanes) step.template operator()<1>(j, static_cast<int>(min_of(kLanes, pairs - j)));
+  for (; j + kStep <= pairs; j += kStep) {
+    h.from(j).prefetch(h_ahead);
+    swiglu_step(h.from(j), activation, out + j);
+  }
+  if (j == pairs) return;
+  stored<D> h_rest[2 * kStep] = {}, rest[kStep];
+  const Halves<D, kInterleaved> part{h_rest, h_rest + kStep};
+  h.from(j).copy_to(part, pairs - j);
+  swiglu_step(part, activation, rest);
+  memcpy(out + j, rest, (pairs - j) * sizeof(*out));
 }
 
 template <DType D, bool kInterleaved>
-void swiglu_row(Halves<D, kInterleaved> h, int64_t pairs, const Activation activation, stored<D>* out) {
-  for_pairs(pairs, [&]<int N>(int64_t j, int n) __attribute__((always_inline)) {
-    f32 g[N], u[N];
-    for (int i = 0; i < N; ++i) h.load(j + i * kLanes, n, g[i], u[i]);
-    const Terms<N> t = terms(g, u, activation);
-    for (int i = 0; i < N; ++i) store_some<D>(out + j + i * kLanes, t.gate[i] * t.up[i], n);
-  });
+MXMOE_INLINE void backward_step(const stored<D>* da, const Halves<D, kInterleaved>& h, const Activation& activation,
+                                const Halves<D, kInterleaved>& dh) {
+  f32 g[kVectors], u[kVectors], d[kVectors];
+  load_step<D, kInterleaved>(da, d);
+  h.load(g, u);
+  gradients(d, g, u, activation);
+  dh.store(g, u);
 }
 
-template <DType D, bool kInterleaved>
-void backward_row(const stored<D>* da, int64_t da_ahead, Halves<D, kInterleaved> h, int64_t pairs,
-                  const Activation activation, Halves<D, kInterleaved> dh) {
-  for_pairs(pairs, [&]<int N>(int64_t j, int n) __attribute__((always_inline)) {
-    f32 g[N], u[N], d[N];
-    for (int i = 0; i < N; ++i) {
-      __builtin_prefetch(da + j + i * kLanes + da_ahead);
-      d[i] = load_some<D>(da + j + i * kLanes, n);
-      h.load(j + i * kLanes, n, g[i], u[i]);
-    }
-    gradients(d, g, u, activation);
-    for (int i = 0; i < N; ++i) dh.store(j + i * kLanes, n, g[i], u[i]);
-  });
+template <DType D, bool kInterleaved, bool kPlain>
+void backward_row(const stored<D>* da, int64_t da_ahead, Halves<D, kInterleaved> h, int64_t h_ahead, int64_t pairs,
+                  const Activation& options, Halves<D, kInterleaved> dh) {
+  const Activation activation = kPlain ? kSilu : options;
+  int64_t j = 0;
+  for (; j + kStep <= pairs; j += kStep) {
+    prefetch_step<D>(da + j + da_ahead);
+    h.from(j).prefetch(h_ahead);
+    backward_step(da + j, h.from(j), activation, dh.from(j));
+  }
+  if (j == pairs) return;
+  stored<D> da_rest[kStep] = {}, h_rest[2 * kStep] = {}, dh_rest[2 * kStep];
+  const Halves<D, kInterleaved> part{h_rest, h_rest + kStep}, dh_part{dh_rest, dh_rest + kStep};
+  memcpy(da_rest, da + j, (pairs - j) * sizeof(*da));
+  h.from(j).copy_to(part, pairs - j);
+  backward_step(da_rest, part, activation, dh_part);
+  dh_part.copy_to(dh.from(j), pairs - j);
 }
 
-// body.operator()<D, kInterleaved>().
+// body.operator()<D, kInterleaved, kPlain>(); plain: the activation is silu(g) * u.
 template <typename F>
-MXMOE_INLINE void with_layout(DType dtype, bool interleaved, F&& body) {
+MXMOE_INLINE void with_variant(DType dtype, bool interleaved, const Activation& a, F&& body) {
+  const bool plain = a.alpha == kSilu.alpha && a.offset == kSilu.offset && !a.has_limit;
   with_dtype(dtype, [&]<DType D>() {
     if (interleaved)
-      body.template operator()<D, true>();
+      plain ? body.template operator()<D, true, true>() : body.template operator()<D, true, false>();
     else
-      body.template operator()<D, false>();
+      plain ? body.template operator()<D, false, true>() : body.template operator()<D, false, false>();
   });
 }
 
@@ -168,26 +221,27 @@ struct Inputs {
   const Activation& activation;
 };
 
-template <DType D, bool kInterleaved>
+template <DType D, bool kInterleaved, bool kPlain>
 void fill_swiglu(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
   const auto& in = *static_cast<const Inputs*>(context);
   const int64_t width = in.h.sizes[1] / 2;
   for (int64_t r = 0; r < rows; ++r)
-    swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(in.h, row + r), width, col, kRowsAhead * in.h.strides[0]), cols,
-                  in.activation, static_cast<stored<D>*>(out) + r * cols);
+    swiglu_row<D, kInterleaved, kPlain>(Halves<D, kInterleaved>::of(row_of<D>(in.h, row + r), width, col),
+                                        kRowsAhead * in.h.strides[0], cols, in.activation,
+                                        static_cast<stored<D>*>(out) + r * cols);
 }
 
 // Concatenated: columns of gate, and the same of up as the second part.
-template <DType D, bool kInterleaved>
+template <DType D, bool kInterleaved, bool kPlain>
 void fill_backward(const void* context, int64_t row, int64_t rows, int64_t col, int64_t cols, void* out) {
   using H = Halves<D, kInterleaved>;
   const auto& in = *static_cast<const Inputs*>(context);
   const int64_t width = in.da.sizes[1], first = kInterleaved ? col / 2 : col, pairs = kInterleaved ? cols / 2 : cols;
   for (int64_t r = 0; r < rows; ++r) {
     auto* dh = static_cast<stored<D>*>(out) + r * cols;
-    backward_row<D>(row_of<D>(in.da, row + r) + first, kRowsAhead * in.da.strides[0],
-                    H::of(row_of<D>(in.h, row + r), width, first, kRowsAhead * in.h.strides[0]), pairs, in.activation,
-                    H{dh, dh + rows * cols, 0});
+    backward_row<D, kInterleaved, kPlain>(row_of<D>(in.da, row + r) + first, kRowsAhead * in.da.strides[0],
+                                          H::of(row_of<D>(in.h, row + r), width, first), kRowsAhead * in.h.strides[0],
+                                          pairs, in.activation, H{dh, dh + rows * cols});
   }
 }
 
@@ -195,30 +249,30 @@ void fill_backward(const void* context, int64_t row, int64_t rows, int64_t col, 
 
 void swiglu(const Tensor& h, const Tensor& offs, const Activation& activation, bool interleaved, const Tensor& out,
             const QuantizeArgs* copies, int threads) {
-  with_layout(h.dtype, interleaved, [&]<DType D, bool kInterleaved>() {
+  with_variant(h.dtype, interleaved, activation, [&]<DType D, bool kInterleaved, bool kPlain>() {
     if (copies) {
       const Inputs inputs{h, h, activation};
-      return quantize_from(*copies, {&fill_swiglu<D, kInterleaved>, &inputs}, threads);
+      return quantize_from(*copies, {&fill_swiglu<D, kInterleaved, kPlain>, &inputs}, threads);
     }
     for_rows<D>(h.sizes[1], offs, out, threads, [&](int64_t row) {
-      swiglu_row<D>(Halves<D, kInterleaved>::of(row_of<D>(h, row), out.sizes[1], 0, kAhead), out.sizes[1], activation,
-                    row_of<D>(out, row));
+      swiglu_row<D, kInterleaved, kPlain>(Halves<D, kInterleaved>::of(row_of<D>(h, row), out.sizes[1], 0), kAhead,
+                                          out.sizes[1], activation, row_of<D>(out, row));
     });
   });
 }
 
 void swiglu_backward(const Tensor& da, const Tensor& h, const Tensor& offs, const Activation& activation,
                      bool interleaved, const Tensor& dh, const QuantizeArgs* copies, int threads) {
-  with_layout(h.dtype, interleaved, [&]<DType D, bool kInterleaved>() {
+  with_variant(h.dtype, interleaved, activation, [&]<DType D, bool kInterleaved, bool kPlain>() {
     using H = Halves<D, kInterleaved>;
     if (copies) {
       const Inputs inputs{h, da, activation};
-      return quantize_from(*copies, {&fill_backward<D, kInterleaved>, &inputs, kInterleaved ? 1 : 2}, threads);
+      return quantize_from(*copies, {&fill_backward<D, kInterleaved, kPlain>, &inputs, kInterleaved ? 1 : 2}, threads);
     }
     const int64_t width = da.sizes[1];
     for_rows<D>(h.sizes[1], offs, dh, threads, [&](int64_t row) {
-      backward_row<D>(row_of<D>(da, row), kAhead, H::of(row_of<D>(h, row), width, 0, kAhead), width, activation,
-                      H::of(row_of<D>(dh, row), width, 0, 0));
+      backward_row<D, kInterleaved, kPlain>(row_of<D>(da, row), kAhead, H::of(row_of<D>(h, row), width, 0), kAhead,
+                                            width, activation, H::of(row_of<D>(dh, row), width, 0));
     });
   });
 }
