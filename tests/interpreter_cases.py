@@ -170,9 +170,10 @@ def check_wgrad(p: Problem, format: str, dtype=torch.bfloat16, accumulate: bool 
     assert_within_bound(out, y, size, max(p.sizes) + 1)
 
 
-def wgrad_case(format: str):
+def wgrad_case(format: str, arch: str = "sm_100"):
     def case():
-        check_wgrad(Problem((130, 0, 1, 63), 136, 200, past=9), format)
-        check_wgrad(Problem((70, 3), 130, 50), format, torch.float32, accumulate=True)
+        with running(arch=arch):
+            check_wgrad(Problem((130, 0, 1, 63), 136, 200, past=9), format)
+            check_wgrad(Problem((70, 3), 130, 50), format, torch.float32, accumulate=True)
 
     return case

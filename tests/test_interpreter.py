@@ -49,6 +49,7 @@ CASES = {
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
     **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
+    "wgrad-bf16-sm_90": wgrad_case("bf16", "sm_90"),
     "rows": rows_case,
     "rows_plain": rows_plain_case,
     "swiglu": swiglu_case,
@@ -88,10 +89,10 @@ def test_quantize_of_strided_rows_and_of_no_rows():
     check_quantize(torch.empty(0, 64), "mxfp8", offs=ends(0, 0))
 
 
-@pytest.mark.parametrize(
-    ("format", "arch"),
-    [*((f, "sm_100") for f in ("mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16")), ("bf16", "sm_90"), ("fp16", "sm_90")],
-)
+PAIRS = [*((f, "sm_100") for f in ("mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16")), ("bf16", "sm_90"), ("fp16", "sm_90")]
+
+
+@pytest.mark.parametrize(("format", "arch"), PAIRS)
 @pytest.mark.parametrize(
     ("problem", "dtype", "bias"),
     [
@@ -107,7 +108,7 @@ def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
         check_grouped_mm(problem, format, dtype, bias)
 
 
-@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "bf16", "fp16"])
+@pytest.mark.parametrize(("format", "arch"), [(f, a) for f, a in PAIRS if f != "nvfp4"])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(
     ("problem", "dtype"),
@@ -119,8 +120,9 @@ def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
     ],
     ids=["one", "tails", "ragged", "empty"],
 )
-def test_grouped_mm_wgrad_is_within_its_bound(format, problem, dtype, accumulate):
-    check_wgrad(problem, format, dtype, accumulate)
+def test_grouped_mm_wgrad_is_within_its_bound(format, arch, problem, dtype, accumulate):
+    with running(arch=arch):
+        check_wgrad(problem, format, dtype, accumulate)
 
 
 COPIES = [None, ("mxfp8", "both"), ("mxfp8", "row"), ("mxfp8_e5m2", "column")]

@@ -24,6 +24,7 @@ EXPECTED = {
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
     "grouped_mm_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR"), ("HMMA",)),
+    "grouped_mm_wgrad_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "STS.128", "WARPGROUP.DEPBAR"), ("HMMA",)),
     "grouped_mm_wgrad_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "STS.128", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),
     "grouped_mm_wgrad_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "grouped_mm_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),  # BF16, FP16

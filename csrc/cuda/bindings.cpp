@@ -33,6 +33,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("grouped_mm_sm90", bound(&mxmoe::cuda::run_grouped_mm_sm90<Launcher>));
   m.def("grouped_mm_sm100", bound(&mxmoe::cuda::run_grouped_mm_sm100<Launcher>));
   m.def("grouped_mm_wgrad_sm100", bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm100<Launcher>));
+  m.def("grouped_mm_wgrad_sm90", bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm90<Launcher>));
   m.def("permute", bound(&mxmoe::cuda::run_permute<Launcher>));
   m.def("unpermute", bound(&mxmoe::cuda::run_unpermute<Launcher>));
   m.def("unpermute_backward", bound(&mxmoe::cuda::run_unpermute_backward<Launcher>));

@@ -38,6 +38,11 @@ void run_grouped_mm_wgrad_sm100(L& l, const Tensor& a, const Tensor& a_scales, c
                                 const Tensor& b, const Tensor& b_scales, const std::string& b_format,
                                 const Tensor& offs, bool accumulate, const Tensor& out);
 
+// The same of BF16 or FP16 operands for sm_90a.
+template <class L>
+void run_grouped_mm_wgrad_sm90(L& l, const Tensor& a, const Tensor& b, const std::string& format, const Tensor& offs,
+                               bool accumulate, const Tensor& out);
+
 // Verbs on routed rows, arguments as in mxmoe/backends/__init__.py. With `format` ("mxfp8", "mxfp8_e5m2") copies of the
 // output are written in its place, plain scales; "": the output.
 template <class L>

@@ -42,6 +42,7 @@ PYBIND11_MODULE(_interp, m) {
   m.def("grouped_mm_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_sm90<i::Launcher>));
   m.def("grouped_mm_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_sm100<i::Launcher>));
   m.def("grouped_mm_wgrad_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm100<i::Launcher>));
+  m.def("grouped_mm_wgrad_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm90<i::Launcher>));
   m.def("permute", i::bound(&mxmoe::cuda::run_permute<i::Launcher>));
   m.def("unpermute", i::bound(&mxmoe::cuda::run_unpermute<i::Launcher>));
   m.def("unpermute_backward", i::bound(&mxmoe::cuda::run_unpermute_backward<i::Launcher>));

@@ -210,10 +210,10 @@ struct Warp {
   void wgmma_fence(Where where = Where::current());
   void wgmma_commit_group(Where where = Where::current());
   void wgmma_wait_group(registers<float, 64>& d, Where where = Where::current());
-  template <bool kBF16>
+  template <bool kBF16, bool kMNMajor>
   void wgmma_m64n128k16(registers<float, 64>& d, uint64_t a, uint64_t b, bool accumulate,
                         Where where = Where::current()) {
-    wgmma(d, a, b, kBF16, accumulate, where);
+    wgmma(d, a, b, kBF16, kMNMajor, accumulate, where);
   }
 
   [[noreturn]] void read_before_wait() const;
@@ -248,7 +248,7 @@ struct Warp {
   void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
-  void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool accumulate, Where where);
+  void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool mn_major, bool accumulate, Where where);
 
   struct WgmmaOp {
     std::function<void()> run;

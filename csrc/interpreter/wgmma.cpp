@@ -37,7 +37,8 @@ void Warp::wgmma_wait_group(registers<float, 64>& d, Where where) {
   wgmma_fenced_ = false;  // the kernel may touch the registers now
 }
 
-void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool accumulate, Where where) {
+void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool mn_major, bool accumulate,
+                 Where where) {
   constexpr int kColumns = 128, kElements = 16, kRows = 16;
   const Op op = begin("wgmma.mma_async", where);
   if (op.is("skip")) return;
@@ -50,6 +51,8 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
   if (op.is("b.swizzle")) b ^= uint64_t{3} << 62;
   const auto from_a = SharedDescriptor::of_wgmma(a), from_b = SharedDescriptor::of_wgmma(b);
   if (!from_a.valid || !from_b.valid) grid.fail(w, op, "descriptor", "not a valid shared-memory descriptor");
+  if (mn_major && (from_a.line_bytes != 128 || from_b.line_bytes != 128))
+    grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
   if (!wgmma_fenced_) grid.fail(w, op, "race", "no wgmma.fence between uses of the registers and this");
   d.pending = this;
   const uint32_t step = ++w.tensor_step;
@@ -58,11 +61,11 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
     const auto gather = [&](const SharedDescriptor& o, int first, int lines) {
       std::vector<float> values(static_cast<size_t>(lines * kElements));
       for (int line = 0; line < lines; ++line)
-        for (int k = 0; k < kElements; k += 8) {
-          const uint32_t at = o.k_major(static_cast<uint32_t>(first + line), static_cast<uint32_t>(2 * k));
-          grid.touch_shared(w, op, record, issued.view(), at, 16);
-          for (int i = 0; i < 8; ++i)
-            values[static_cast<size_t>(line * kElements + k + i)] = half_value(w.cta->shared + at + 2 * i, bf16);
+        for (int k = 0; k < kElements; ++k) {
+          const auto across = static_cast<uint32_t>(first + line), along = static_cast<uint32_t>(k);
+          const uint32_t at = mn_major ? o.mn_major(2 * across, along) : o.k_major(across, 2 * along);
+          grid.touch_shared(w, op, record, issued.view(), at, 2);
+          values[static_cast<size_t>(line * kElements + k)] = half_value(w.cta->shared + at, bf16);
         }
       return values;
     };

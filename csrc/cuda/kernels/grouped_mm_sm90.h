@@ -69,6 +69,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   const auto one = m.elect_one();
   const int half = m.warp_idx() / 4 * 64;  // rows of this warpgroup
   const auto lane = m.lane_idx();
+  const bool aligned = pairs_aligned<C::kOutput>(g.out, g.out_stride, g.outputs);
   ring<C::kStages> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
@@ -84,7 +85,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
       m.mbarrier_wait(s.arrived[at.slot], at.parity);
       m.wgmma_fence();
       for (uint32_t k = 0; k < C::kStepBytes; k += 32)
-        m.template wgmma_m64n128k16<C::kBF16>(d, advance(a, k), advance(b, k), true);
+        m.template wgmma_m64n128k16<C::kBF16, false>(d, advance(a, k), advance(b, k), true);
       m.wgmma_commit_group();
       m.wgmma_wait_group(d);
       m.mbarrier_arrive(s.finished[at.slot], one);
@@ -94,7 +95,13 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
       const auto row = wgmma_row(m.warp_idx() % 4, 0, i) + half + lane / 4;
       const auto column = wgmma_column(0, i) + tile.column_tile * C::kColumns + lane % 4 * 2;
       F y[2] = {d[i], d[i + 1]};
-      store_pair<C::kOutput>(m, g, y, product ? tile.group : -1, tile.row, row, column, row < tile.rows);
+      for (int j = 0; j < 2; ++j)
+        if (g.bias && product)
+          y[j] = y[j] + m.template ld_global<float>(g.bias + int64_t{tile.group} * g.outputs, (column + j) * 4,
+                                                    column + j < g.outputs);
+      uint8_t* out = static_cast<uint8_t*>(g.out) + tile.row * g.out_stride * bytes_of(C::kOutput);
+      store_pair<C::kOutput>(m, out, (row * static_cast<int>(g.out_stride) + column) * bytes_of(C::kOutput), y, column,
+                             g.outputs, aligned, row < tile.rows);
     });
   }
 }

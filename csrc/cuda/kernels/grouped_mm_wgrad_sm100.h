@@ -52,46 +52,8 @@ struct globals {
   const uint8_t *a_scales, *b_scales;  // one blocked matrix per group, of its padded tokens
   void* out;                           // (experts, O, C)
   int64_t out_expert, out_stride;      // elements from one expert, from one row to the next
-  const int32_t* offs;
-  int experts, rows, columns;  // E, O, C
-  int a_element, b_element;    // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
-};
-
-// One tile of one expert's gradient.
-struct GradientTile {
-  int expert, row_tile, column_tile;
-  int64_t start;  // of the tokens, where the operands have them
-  int tokens;
-};
-
-// The tiles of one CTA, in order: every role walks them by itself.
-template <class C>
-struct GradientWalk {
-  int row_tiles, column_tiles;
-  int next, step;  // 32 bits: a division of 64 is a subroutine
-  int expert = -1, tokens = 0;
-  int64_t start = 0, end = 0;  // start: padded with MXFP8
-
-  template <class M>
-  MXMOE_KERNEL static GradientWalk begin(M& m, const globals<M>& g) {
-    return {static_cast<int>(ceil_div(g.rows, C::kRows)), static_cast<int>(ceil_div(g.columns, C::kColumns)),
-            m.cta_idx(), m.num_ctas()};
-  }
-
-  template <class M>
-  MXMOE_KERNEL bool advance(M& m, const globals<M>& g, GradientTile& tile) {
-    const int tiles = row_tiles * column_tiles, wanted = next / tiles;
-    if (wanted >= g.experts) return false;
-    for (; expert < wanted; ++expert) {
-      start += C::kMxfp8 ? round_up(tokens, kGroupAlignment) : tokens;
-      const int64_t last = m.ld_global_uniform(g.offs + expert + 1);
-      tokens = static_cast<int>(last - end), end = last;
-    }
-    const TilePosition at = supergroup_tile(next % tiles, row_tiles, column_tiles);
-    tile = {expert, at.row, at.column, start, tokens};
-    next += step;
-    return true;
-  }
+  Gradients gradients;
+  int a_element, b_element;  // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
 };
 
 // Scales of the slot-th 128 tokens of a group, for a tile of 128 of `features` lines.
@@ -106,7 +68,7 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
   const auto one = m.elect_one();
   ring<C::kStages> at;
   GradientTile tile;
-  for (auto walk = GradientWalk<C>::begin(m, g); walk.advance(m, g, tile);) {
+  for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
       auto& slot = s.slots[at.slot];
       auto& arrived = s.arrived[at.slot];
@@ -119,29 +81,13 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
         m.tma_load(&slot.b[i], g.b, tile.column_tile * C::kColumns + i * C::kBlockFeatures, token, arrived, one);
       }
       if constexpr (C::kMxfp8) {
-        m.bulk_load(&slot.a_scales, g.a_scales + scale_offset(tile, g.rows, tile.row_tile, step), kScaleTileBytes,
-                    arrived, one);
-        m.bulk_load(&slot.b_scales, g.b_scales + scale_offset(tile, g.columns, tile.column_tile, step), kScaleTileBytes,
-                    arrived, one);
+        m.bulk_load(&slot.a_scales, g.a_scales + scale_offset(tile, g.gradients.rows, tile.row_tile, step),
+                    kScaleTileBytes, arrived, one);
+        m.bulk_load(&slot.b_scales, g.b_scales + scale_offset(tile, g.gradients.columns, tile.column_tile, step),
+                    kScaleTileBytes, arrived, one);
       }
     }
   }
-}
-
-// Zeros in the place of lines [first, end) of a slot: those of another group.
-template <class M, class C>
-MXMOE_KERNEL void clear_lines(M& m, typename shared<C>::slot& slot, int first, int end) {
-  using U = typename M::template lane<uint32_t>;
-  for (int line = first; line < end; line += 4) {  // four lines of eight 16-byte pieces at once
-    const auto bytes = m.lane_idx() * 16 + line * C::kLineBytes;
-    for (int i = 0; i < C::kBlocks; ++i) {
-      const U offset = m.template cast<uint32_t>(bytes);
-      m.st_shared_v4(offset + m.shared_address(&slot.a[i]), U{}, U{}, U{}, U{}, bytes < end * C::kLineBytes);
-      m.st_shared_v4(offset + m.shared_address(&slot.b[i]), U{}, U{}, U{}, U{}, bytes < end * C::kLineBytes);
-    }
-  }
-  m.fence_proxy_async();
-  m.syncwarp();
 }
 
 // One slot: its scales to tensor memory, then its tokens.
@@ -178,7 +124,7 @@ MXMOE_KERNEL void issue(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
   ring<C::kStages> at;
   ring<2> output;
   GradientTile tile;
-  for (auto walk = GradientWalk<C>::begin(m, g); walk.advance(m, g, tile);) {
+  for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     if (tile.tokens == 0) continue;
     m.mbarrier_wait(s.output_finished[output.slot], output.parity ^ 1);
     m.tcgen05_fence_after_thread_sync();
@@ -186,8 +132,14 @@ MXMOE_KERNEL void issue(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
     for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
       m.mbarrier_wait(s.arrived[at.slot], at.parity);
       const int left = tile.tokens - step * C::kTokens, tokens = left < C::kTokens ? left : C::kTokens;
-      if (!C::kMxfp8 && tokens % C::kStepTokens)
-        clear_lines<M, C>(m, s.slots[at.slot], tokens, static_cast<int>(round_up(tokens, C::kStepTokens)));
+      if (!C::kMxfp8 && tokens % C::kStepTokens) {
+        auto& slot = s.slots[at.slot];
+        const int end = static_cast<int>(round_up(tokens, C::kStepTokens));
+        for (int i = 0; i < C::kBlocks; ++i)
+          clear_lines(m, slot.a[i], tokens, end), clear_lines(m, slot.b[i], tokens, end);
+        m.fence_proxy_async();
+        m.syncwarp();
+      }
       multiply_slot<M, C>(m, g, s.slots[at.slot], tmem, d, tokens, step == 0, one);
       m.tcgen05_commit(s.finished[at.slot], one);
       if constexpr (C::kReleases == 2) m.mbarrier_arrive(s.finished[at.slot], one);
@@ -204,15 +156,15 @@ MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
   const auto one = m.elect_one();
   const int quarter = m.warp_idx() % 4 * 32;  // the lanes of tensor memory that this warp may read
   const auto row = m.lane_idx() + quarter;
-  const bool aligned = output_aligned<C::kOutput>(g.out, g.out_stride, g.columns) &&
-                       output_aligned<C::kOutput>(g.out, g.out_expert, g.columns);
+  const bool aligned = output_aligned<C::kOutput>(g.out, g.out_stride, g.gradients.columns) &&
+                       output_aligned<C::kOutput>(g.out, g.out_expert, g.gradients.columns);
   ring<2> output;
   GradientTile tile;
-  for (auto walk = GradientWalk<C>::begin(m, g); walk.advance(m, g, tile);) {
+  for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     const bool product = tile.tokens > 0;
     if (!product && C::kAccumulate) continue;
     const int64_t first_row = int64_t{tile.row_tile} * C::kRows;
-    const auto writes = row < static_cast<int>(g.rows - first_row);
+    const auto writes = row < static_cast<int>(g.gradients.rows - first_row);
     if (product) {
       m.mbarrier_wait(s.output_arrived[output.slot], output.parity);
       m.tcgen05_fence_after_thread_sync();
@@ -227,12 +179,13 @@ MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
         for (int j = 0; j < 16; ++j) y[j] = __builtin_bit_cast(F, d[j]);
       }
       const int first = tile.column_tile * C::kColumns + column;
-      if (first >= g.columns) continue;
+      if (first >= g.gradients.columns) continue;
       uint8_t* out = static_cast<uint8_t*>(g.out) +
                      (tile.expert * g.out_expert + first_row * g.out_stride + first) * bytes_of(C::kOutput);
       const auto offset = row * static_cast<int>(g.out_stride * bytes_of(C::kOutput));
-      if constexpr (C::kAccumulate) add_columns<C::kOutput>(m, out, offset, y, g.columns - first, aligned, writes);
-      store_columns<C::kOutput>(m, out, offset, y, g.columns - first, aligned, writes);
+      if constexpr (C::kAccumulate)
+        add_columns<C::kOutput>(m, out, offset, y, g.gradients.columns - first, aligned, writes);
+      store_columns<C::kOutput>(m, out, offset, y, g.gradients.columns - first, aligned, writes);
     }
     if (product) {
       m.tcgen05_fence_before_thread_sync();
@@ -286,9 +239,7 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
   globals<typename L::machine> g{};
   g.a_scales = a.scales.ptr<uint8_t>(), g.b_scales = b.scales.ptr<uint8_t>();
   g.out = out.data, g.out_expert = out.strides[0], g.out_stride = out.strides[1];
-  g.offs = offs.ptr<int32_t>();
-  g.experts = static_cast<int>(out.sizes[0]), g.rows = static_cast<int>(out.sizes[1]);
-  g.columns = static_cast<int>(out.sizes[2]);
+  g.gradients = gradients_of(offs, out, kMxfp8);
   g.a_element = a.element, g.b_element = b.element;
   const auto run = [&]<Output kOutput, bool kAccumulate>() {
     using C = config<kMxfp8, kOutput, kAccumulate>;

@@ -1,4 +1,4 @@
-// Which output tiles of a grouped GEMM a CTA works on, and in which order.
+// Which output tiles of a grouped GEMM, or of a grouped weight gradient, a CTA works on, and in which order.
 //
 // The grid is persistent: CTA i takes tiles i, i + CTAs, ... of all groups laid end to end. Within a group the tiles go
 // by supergroups of kSupergroup row tiles, column after column, so that CTAs that run together share rows of A and of B
@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/groups.h"
 #include "cuda/tile/types.h"
+#include "tensor.h"
 
 namespace mxmoe::cuda {
 
@@ -72,6 +73,55 @@ struct TileWalk {
       first_tile += tiles, first_row_tile += row_tiles;
       start = end, end = group < groups.num_groups ? groups.end(m, group) : groups.num_rows;
     }
+  }
+};
+
+// The weight gradients of all experts, (experts, rows, columns), each the sum over its group of tokens.
+struct Gradients {
+  const int32_t* offs;  // (experts,)
+  int experts, rows, columns;
+  bool padded;  // groups of tokens start at multiples of 128
+};
+
+inline Gradients gradients_of(const Tensor& offs, const Tensor& out, bool padded) {
+  return {offs.ptr<int32_t>(), static_cast<int>(out.sizes[0]), static_cast<int>(out.sizes[1]),
+          static_cast<int>(out.sizes[2]), padded};
+}
+
+// One 128 x 128 tile of one of them.
+struct GradientTile {
+  int expert, row_tile, column_tile;
+  int64_t start;  // of the tokens, where the operands have them
+  int tokens;
+};
+
+// The tiles of one CTA, in order. Every role of the CTA walks them by itself.
+struct GradientWalk {
+  Gradients g;
+  int row_tiles, column_tiles;
+  int next, step;  // 32 bits: a division of 64 is a subroutine
+  int expert = -1, tokens = 0;
+  int64_t start = 0, end = 0;  // start: padded
+
+  template <class M>
+  MXMOE_KERNEL static GradientWalk begin(M& m, const Gradients& g) {
+    return {g, static_cast<int>(ceil_div(g.rows, kTileRows)), static_cast<int>(ceil_div(g.columns, kTileRows)),
+            m.cta_idx(), m.num_ctas()};
+  }
+
+  template <class M>
+  MXMOE_KERNEL bool advance(M& m, GradientTile& tile) {
+    const int tiles = row_tiles * column_tiles, wanted = next / tiles;
+    if (wanted >= g.experts) return false;
+    for (; expert < wanted; ++expert) {
+      start += g.padded ? round_up(tokens, kGroupAlignment) : tokens;
+      const int64_t last = m.ld_global_uniform(g.offs + expert + 1);
+      tokens = static_cast<int>(last - end), end = last;
+    }
+    const TilePosition at = supergroup_tile(next % tiles, row_tiles, column_tiles);
+    tile = {expert, at.row, at.column, start, tokens};
+    next += step;
+    return true;
   }
 };
 

@@ -1,5 +1,5 @@
 """grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h or, of 16-bit operands, grouped_mm_sm90.h; grouped_mm_wgrad by
-grouped_mm_wgrad_sm100.h."""
+grouped_mm_wgrad_sm100.h and grouped_mm_wgrad_sm90.h."""
 
 import torch
 from torch import Tensor
@@ -42,13 +42,16 @@ def grouped_mm(a, b, offs_E, bias_EO, out_MO):
 
 def grouped_mm_wgrad(a, b, offs_E, padded: bool, accumulate: bool, out_EOC):
     check_one_kind(a[3], b[3])
-    if a[3] not in (*HALF, *MX8) or arch() == "sm_90":
+    if a[3] not in (HALF if arch() == "sm_90" else (*HALF, *MX8)):
         raise NotImplementedError(f"{arch()} has no grouped_mm_wgrad of {a[3]} operands yet")
     operands = []
     for values, scales, _, format in (a, b):
         tokens = for_tma(as_bytes((values.T, None, None, format)))
         operands += [tokens, None if scales is None else blocked_groups(scales, offs_E), format]
     with dense(out_EOC) as out:
+        if arch() == "sm_90":
+            a_tokens, b_tokens = operands[0], operands[3]
+            return launch("grouped_mm_wgrad_sm90", a_tokens, b_tokens, a[3], offs_E.contiguous(), accumulate, out)
         launch("grouped_mm_wgrad_sm100", *operands, offs_E.contiguous(), accumulate, out)
 
 
