@@ -7,7 +7,7 @@
 //
 //   slot arrived (TMA bytes)     producer  -> consumers, clearer
 //   slot cleared (1 arrival)     clearer   -> consumers, in a slot with lines to clear
-//   slot finished (8 arrivals)   consumers -> producer
+//   slot finished (9 arrivals)   consumers, clearer -> producer
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/schedule.h"
@@ -82,14 +82,16 @@ MXMOE_KERNEL void clear(M& m, const globals<M>& g, shared<C>& s) {
   for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
       const int tokens = tile.tokens - step * C::kTokens;
-      if (tokens >= C::kTokens) continue;
       auto& slot = s.slots[at.slot];
       m.mbarrier_wait(s.arrived[at.slot], at.parity);
-      for (int i = 0; i < C::kBlocks; ++i)
-        clear_lines(m, slot.a[i], tokens, C::kTokens), clear_lines(m, slot.b[i], tokens, C::kTokens);
-      m.fence_proxy_async();
-      m.syncwarp();
-      m.mbarrier_arrive(s.cleared[at.slot], one);
+      if (tokens < C::kTokens) {
+        for (int i = 0; i < C::kBlocks; ++i)
+          clear_lines(m, slot.a[i], tokens, C::kTokens), clear_lines(m, slot.b[i], tokens, C::kTokens);
+        m.fence_proxy_async();
+        m.syncwarp();
+        m.mbarrier_arrive(s.cleared[at.slot], one);
+      }
+      m.mbarrier_arrive(s.finished[at.slot], one);  // of every slot, so that no lap is missed
     }
   }
 }
@@ -149,7 +151,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   if (m.warp_idx() == 0) {
     for (int i = 0; i < C::kStages; ++i)
       m.mbarrier_init(s.arrived[i], 1, one), m.mbarrier_init(s.cleared[i], 1, one),
-          m.mbarrier_init(s.finished[i], C::kConsumers, one);
+          m.mbarrier_init(s.finished[i], C::kConsumers + 1, one);
     m.fence_mbarrier_init();
   }
   m.syncthreads();
