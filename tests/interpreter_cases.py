@@ -8,7 +8,7 @@ from mxmoe.backends.interpreter import running
 from mxmoe.backends.interpreter.quantize import run as run_quantize
 from mxmoe.formats import MXTensor, QuantizeOptions
 from mxmoe.recipes import SwiGLU
-from tests.gemm_cases import Problem, assert_within_bound, column_operand, operand, products, wgrad_products
+from tests.gemm_cases import DTYPES, Problem, assert_within_bound, column_operand, operand, products, wgrad_products
 from tests.helpers import Backend, assert_same_bits, boundary_inputs, contract_copy, differences, empty_copy, poisoned
 
 REFERENCE, INTERPRETER = Backend("reference"), Backend("interpreter")
@@ -44,11 +44,13 @@ def check_quantize_blocked(x: Tensor, format: str, axis: str = "both", offs: Ten
             assert torch.equal(got[a].global_scale.view(torch.int32), want[a].global_scale.view(torch.int32))
 
 
-def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool = False):
-    """Within the bound of FP64 of the same operand bytes; rows past the last group are zero."""
+def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool = False, columns: bool = False):
+    """Within the bound of FP64 of the same operand bytes; rows past the last group are zero. columns: b is a column copy, as dgrad
+    reads weights."""
     g = torch.Generator().manual_seed(0)
     a = operand(torch.randn(p.rows, p.contraction, generator=g), format)
-    b = operand(torch.randn(len(p.sizes), p.outputs, p.contraction, generator=g), format)
+    weights = torch.randn(len(p.sizes), p.outputs, p.contraction, generator=g)
+    b = column_weights(weights, format) if columns else operand(weights, format)
     bias_EO = torch.randn(len(p.sizes), p.outputs, generator=g) if bias else None
     out = poisoned((p.rows, p.outputs), dtype)
     INTERPRETER.run("grouped_mm", a, b, p.offs, bias_EO, out)
@@ -59,6 +61,15 @@ def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool =
         size[: len(added)] += added.abs()
     assert_within_bound(out, y, size, p.contraction + 1)
     assert not out[p.rows - p.past :].any()
+
+
+def column_weights(w: Tensor, format: str):
+    """w (E, O, C) as an operand whose neighbouring outputs are neighbours in memory."""
+    turned = w.mT.contiguous()
+    if format in DTYPES:
+        return turned.to(DTYPES[format]).mT, None, None, format
+    t = REFERENCE.quantize(turned, format, "column")
+    return t.values.mT, t.scales, None, format
 
 
 def quantize_case():
@@ -77,10 +88,10 @@ def quantize_plain_case():
     check_quantize(boundary_inputs(150, 130, 3, torch.float32), "mxfp8", offs=ends(130, 0, 3))
 
 
-def grouped_mm_case(format: str, arch: str = "sm_100"):
+def grouped_mm_case(format: str, arch: str = "sm_100", columns: bool = False):
     def case():
         with running(arch=arch):
-            check_grouped_mm(Problem((130, 0, 1, 20), 136, 300, past=9), format)
+            check_grouped_mm(Problem((130, 0, 1, 20), 136, 256 if columns else 300, past=9), format, columns=columns)
 
     return case
 

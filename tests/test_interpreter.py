@@ -47,6 +47,7 @@ CASES = {
     "quantize_nvfp4": quantize_nvfp4_case,
     "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
+    **{f"grouped_mm-{format}-columns": grouped_mm_case(format, columns=True) for format in ("mxfp8", "bf16")},
     "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
     **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
     "wgrad-bf16-sm_90": wgrad_case("bf16", "sm_90"),
@@ -171,6 +172,12 @@ def test_no_rows(verb):
     check_rows(0, 2, 3, 64, torch.bfloat16, None) if verb == "permute" else check_swiglu(
         0, 64, torch.bfloat16, None, SwiGLU(), "concatenated", None
     )
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "bf16", "fp16"])
+@pytest.mark.parametrize("contraction", [128, 384, 96])  # 96: not a whole slot, B is turned before
+def test_grouped_mm_of_column_copies_is_within_its_bound(format, contraction):
+    check_grouped_mm(Problem((5, 0, 130, 1), 200, contraction, past=14), format, columns=True)
 
 
 def test_grouped_mm_mixes_mx_elements():

@@ -20,11 +20,12 @@ void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked,
                         const Tensor& scales, const Tensor& global);
 
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
-// "mxfp8_e5m2", "nvfp4", "bf16", "fp16".
+// "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4.
 template <class L>
 void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
                           const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
-                          const std::string& b_format, const Tensor& offs, const Tensor& bias, const Tensor& out);
+                          const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
+                          const Tensor& out);
 
 // The same of BF16 or FP16 operands for sm_90a.
 template <class L>

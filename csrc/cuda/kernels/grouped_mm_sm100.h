@@ -3,7 +3,8 @@
 // One persistent CTA per SM, six warps. The producer brings 128 bytes of contraction of 128 rows of A and kColumns of B
 // by TMA, and their block scales, into a ring of slots. The issuer copies the scales to tensor memory and multiplies;
 // tensor memory holds two accumulators, so that four epilogue warps drain one while the other fills. Rows of a tile
-// past the end of its group are multiplied and not written; rows past the last group are written as zero.
+// past the end of its group are multiplied and not written; rows past the last group are written as zero. B's lines run
+// along the contraction, or (column copies of weights, for dgrad) along the outputs: then it is read MN-major.
 //
 //   slot arrived (TMA bytes)      producer -> issuer
 //   slot finished (commit)        issuer   -> producer
@@ -21,7 +22,7 @@ namespace mxmoe::cuda::grouped_mm_sm100 {
 
 enum class Operand : uint8_t { kHalf, kMxfp8, kNvfp4 };  // half: BF16 or FP16
 
-template <Operand kOperandFormat, Output kOutputType>
+template <Operand kOperandFormat, Output kOutputType, bool kBColumnCopy = false>
 struct config {
   static constexpr Operand kOperand = kOperandFormat;
   static constexpr Output kOutput = kOutputType;
@@ -30,6 +31,11 @@ struct config {
                                                                  : MmaKind::kMxf4nvf4;
   static constexpr int kRows = kTileRows, kColumns = 128, kStages = 4, kWarps = 6, kEpilogueWarps = 4;
   static constexpr int kStepBytes = 128;  // contraction of a slot
+  static constexpr int kStep = kOperand == Operand::kHalf ? 64 : kOperand == Operand::kMxfp8 ? 128 : 256;  // elements
+  static constexpr bool kBColumns = kBColumnCopy;
+  static_assert(!kBColumns || kOperand != Operand::kNvfp4, "4-bit operands are K-major");
+  // Boxes of B in a slot: 128 lines of outputs, or lines of the contraction, as many as 128 outputs need side by side.
+  static constexpr int kBLines = kBColumns ? kStep : kColumns, kBBlocks = kBColumns ? kColumns / kStep : 1;
   static constexpr int kScaleTiles = kOperand == Operand::kHalf    ? 0
                                      : kOperand == Operand::kMxfp8 ? 1
                                                                    : 4;  // of each operand in a slot
@@ -42,7 +48,7 @@ template <class C>
 struct shared {
   struct slot {
     st<C::kRows, C::kStepBytes, Swizzle::k128B> a;
-    st<C::kColumns, C::kStepBytes, Swizzle::k128B> b;
+    st<C::kBLines, C::kStepBytes, Swizzle::k128B> b[C::kBBlocks];
     scale_tile a_scales[C::kScaleTiles ? C::kScaleTiles : 1], b_scales[C::kScaleTiles ? C::kScaleTiles : 1];
   };
   slot slots[C::kStages];
@@ -59,6 +65,7 @@ struct globals {
   void* out;                           // (rows, outputs), out_stride elements apart
   Groups groups;
   int outputs, steps, scale_tiles;  // slots of the contraction; 512-byte scale tiles along it
+  int contraction;                  // elements
   int a_element, b_element;         // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
   int64_t out_stride;
 };
@@ -82,11 +89,17 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
       const int left = g.scale_tiles - step * C::kScaleTiles, tiles = left < C::kScaleTiles ? left : C::kScaleTiles;
       const uint32_t scale_bytes = static_cast<uint32_t>(tiles * kScaleTileBytes);
       m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
-      m.mbarrier_arrive_expect_tx(arrived, decltype(slot.a)::num_bytes + decltype(slot.b)::num_bytes + 2 * scale_bytes,
+      m.mbarrier_arrive_expect_tx(arrived, decltype(slot.a)::num_bytes + C::kColumns * C::kStepBytes + 2 * scale_bytes,
                                   one);
       const int elements = C::kOperand == Operand::kHalf ? C::kStepBytes / 2 : C::kStepBytes;  // as the maps count them
       m.tma_load(&slot.a, g.a, step * elements, static_cast<int>(tile.row), arrived, one);
-      m.tma_load(&slot.b, g.b, step * elements, tile.group * g.outputs + column, arrived, one);
+      for (int i = 0; i < C::kBBlocks; ++i) {
+        if constexpr (C::kBColumns)
+          m.tma_load(&slot.b[i], g.b, column + i * C::kColumns / C::kBBlocks,
+                     tile.group * g.contraction + step * C::kStep, arrived, one);
+        else
+          m.tma_load(&slot.b[i], g.b, step * elements, tile.group * g.outputs + column, arrived, one);
+      }
       if constexpr (C::kScaleTiles > 0) {
         m.bulk_load(slot.a_scales, g.a_scales + (a_tile + step * C::kScaleTiles) * kScaleTileBytes, scale_bytes,
                     arrived, one);
@@ -101,7 +114,8 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
 template <class M, class C>
 MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, typename shared<C>::slot& slot, uint32_t tmem, uint32_t d,
                                 int scale_tiles, bool first, typename M::pred one) {
-  const MmaShape shape{C::kRows, C::kColumns};
+  using block = st<C::kBLines, C::kStepBytes, Swizzle::k128B>;
+  const MmaShape shape{C::kRows, C::kColumns, false, C::kBColumns};
   for (int i = 0; i < scale_tiles; ++i) {
     const uint32_t column = static_cast<uint32_t>(4 * i);
     m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesA + column,
@@ -110,7 +124,9 @@ MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, typename shared<C>::s
                                 tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.b_scales[i]))), one);
   }
   const uint64_t a = tcgen05_descriptor(decltype(slot.a)::k_major(m.shared_address(&slot.a)));
-  const uint64_t b = tcgen05_descriptor(decltype(slot.b)::k_major(m.shared_address(&slot.b)));
+  const uint32_t b_address = m.shared_address(&slot.b[0]);
+  const uint64_t b = tcgen05_descriptor(C::kBColumns ? block::mn_major(b_address) : block::k_major(b_address));
+  constexpr uint32_t kBStepBytes = C::kBColumns ? C::kStep / 4 * C::kStepBytes : 32;
   for (int k = 0; k < C::kStepBytes / 32; ++k) {
     if (C::kOperand == Operand::kNvfp4 && k >= scale_tiles) break;  // the contraction ends here
     uint32_t instruction = 0, scales = 0;
@@ -121,7 +137,7 @@ MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, typename shared<C>::s
     if constexpr (C::kOperand == Operand::kNvfp4)
       instruction = instruction_descriptor_mxf4nvf4(shape), scales = static_cast<uint32_t>(4 * k);
     m.template tcgen05_mma<C::kKind>(d, advance(a, static_cast<uint32_t>(32 * k)),
-                                     advance(b, static_cast<uint32_t>(32 * k)), instruction, !first || k > 0,
+                                     advance(b, static_cast<uint32_t>(k) * kBStepBytes), instruction, !first || k > 0,
                                      tmem + C::kScalesA + scales, tmem + C::kScalesB + scales, one);
   }
 }
@@ -237,9 +253,9 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
 
 MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 
-// values (lines, bytes or halves of contraction), lines 16 bytes apart, b's experts stacked; scales blocked, a's by
-// padded rows, b's one matrix per expert; global FP32 per line, NVFP4 only. element: 1 for E5M2 and BF16, 0 for E4M3
-// and FP16.
+// values (lines, bytes or halves of contraction), lines 16 bytes apart, b's experts stacked; b's may be (contraction,
+// outputs) instead, the contraction a multiple of a slot's. Scales blocked, a's by padded rows, b's one matrix per
+// expert; global FP32 per line, NVFP4 only. element: 1 for E5M2 and BF16, 0 for E4M3 and FP16.
 struct OperandTensors {
   Tensor values, scales, global;
   int element;
@@ -249,7 +265,8 @@ template <class C, class L>
 void launch_config(L& l, globals<typename L::machine> g, const OperandTensors& a, const OperandTensors& b,
                    const Tensor& offs, const Tensor& bias, const Tensor& out) {
   g.a = l.tensor_map(a.values, C::kRows, C::kStepBytes, Swizzle::k128B);
-  g.b = l.tensor_map(b.values, C::kColumns, C::kStepBytes, Swizzle::k128B);
+  g.b = l.tensor_map(b.values, C::kBLines, C::kStepBytes, Swizzle::k128B);
+  g.contraction = static_cast<int>(a.values.sizes[1]);
   const int64_t num_bytes = a.values.sizes[1] * bytes_of(a.values.dtype);
   g.steps = static_cast<int>(ceil_div(num_bytes, C::kStepBytes));
   g.scale_tiles = static_cast<int>(C::kOperand == Operand::kNvfp4 ? ceil_div(num_bytes, 32) : g.steps);
@@ -267,8 +284,8 @@ void launch_config(L& l, globals<typename L::machine> g, const OperandTensors& a
 
 // offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride.
 template <Operand kOperand, class L>
-void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor& offs, const Tensor& bias,
-            const Tensor& out) {
+void launch(L& l, const OperandTensors& a, const OperandTensors& b, bool b_columns, const Tensor& offs,
+            const Tensor& bias, const Tensor& out) {
   globals<typename L::machine> g{};
   g.groups = {offs.ptr<int32_t>(), static_cast<int>(offs.sizes[0]), 0, out.sizes[0]};
   g.a_scales = a.scales.ptr<uint8_t>(), g.b_scales = b.scales.ptr<uint8_t>();
@@ -277,8 +294,11 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
   g.out = out.data, g.out_stride = out.strides[0];
   g.outputs = static_cast<int>(out.sizes[1]);
   g.a_element = a.element, g.b_element = b.element;
-  with_output(out.dtype,
-              [&]<Output kOutput>() { launch_config<config<kOperand, kOutput>>(l, g, a, b, offs, bias, out); });
+  with_output(out.dtype, [&]<Output kOutput>() {
+    if constexpr (kOperand != Operand::kNvfp4)
+      if (b_columns) return launch_config<config<kOperand, kOutput, true>>(l, g, a, b, offs, bias, out);
+    launch_config<config<kOperand, kOutput>>(l, g, a, b, offs, bias, out);
+  });
 }
 
 }  // namespace mxmoe::cuda::grouped_mm_sm100

@@ -10,12 +10,15 @@ from mxmoe.backends.interpreter.memory import dense, for_tma
 
 HALF = ("bf16", "fp16")
 MX8 = ("mxfp8", "mxfp8_e5m2")
+STEP = {1: 128, 2: 64}  # contraction of the kernel's slots, by bytes of an element
 
 
 def grouped_mm(a, b, offs_E, bias_EO, out_MO):
     check_one_kind(a[3], b[3])
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
-    a_values, b_values = for_tma(as_bytes(a)), for_tma(as_bytes(b)).flatten(0, 1)
+    a_values = for_tma(as_bytes(a))
+    b_columns = arch() != "sm_90" and b[3] != "nvfp4" and b[0].stride(1) == 1 and b[0].shape[2] % STEP[b[0].element_size()] == 0
+    b_values = for_tma(as_bytes(b).mT if b_columns else as_bytes(b)).flatten(0, 1)
     a_scales = b_scales = None
     if a[1] is not None:
         starts = layout.padded_starts(offs_E)
@@ -35,7 +38,7 @@ def grouped_mm(a, b, offs_E, bias_EO, out_MO):
                 raise NotImplementedError(f"sm_90 has no grouped_mm of {a[3]} operands yet")
             return launch("grouped_mm_sm90", a_values, b_values, a[3], offs_E.contiguous(), bias, out)
         launch(
-            "grouped_mm_sm100", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3],
+            "grouped_mm_sm100", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3], b_columns,
             offs_E.contiguous(), bias, out,
         )  # fmt: skip
 
