@@ -1,8 +1,13 @@
 """moe_decode of each backend; that its bytes are the layer's is in test_layer.py."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mxmoe import ops, quantize
 from mxmoe.formats import FORMATS, QuantizeOptions
 from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import operand
@@ -76,3 +81,39 @@ def test_no_tokens_and_no_experts(backend):
     x, ids, weights, *experts = case("mxfp8", "mxfp8")
     assert not decode(backend, x, torch.full_like(ids, -1), weights, *experts, "mxfp8").any()
     assert decode(backend, x[:0], ids[:0], weights[:0], *experts, "mxfp8").shape == (0, D)
+
+
+@pytest.mark.parametrize("format", ["bf16", *FORMATS])
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),
+    outputs=st.integers(1, 150),
+    blocks=st.integers(0, 20),
+    tail=st.sampled_from([1, 2, 16, 30]),
+    activations=st.sampled_from(["bf16", "mxfp8", "nvfp4"]),
+    special=st.sampled_from([None, 0.0, 1e30, 1e-38, float("inf"), float("nan")]),
+    seed=st.integers(0, 99),
+)
+def test_few_rows_have_the_bits_of_many(format, sizes, outputs, blocks, tail, activations, special, seed):
+    """A product of at most 8 rows per expert streams the weights, one of more packs panels of them."""
+    generator = torch.Generator().manual_seed(seed)
+    contraction, starts = 32 * blocks + tail, torch.tensor([0, *sizes]).cumsum(0).tolist()
+    a, w = (
+        torch.randn(starts[-1], contraction, generator=generator),
+        torch.randn(len(sizes), outputs, contraction, generator=generator),
+    )
+    if special is not None:
+        w[0, outputs // 2, ::7], w[-1, :, 0] = special, 0.0
+    weights = w.bfloat16() if format == "bf16" else quantize(w, format)
+    bias = torch.randn(len(sizes), outputs, generator=generator)
+    many = torch.cat([torch.arange(start, end).repeat(9) for start, end in pairwise(starts)])
+    of_few = torch.cat([torch.arange(9 * start, 9 * start + end - start) for start, end in pairwise(starts)])
+
+    def product(rows, sizes):
+        x = rows.bfloat16() if activations == "bf16" else quantize(rows, activations)
+        return ops.grouped_mm(x, weights, torch.tensor(sizes).cumsum(0).int(), bias=bias, out_dtype=torch.float32)
+
+    few, expected = product(a, sizes), product(a[many], [9 * size for size in sizes])[of_few]
+    assert_same_bits(few, expected)
+    with num_threads(1):
+        assert_same_bits(product(a, sizes), few)

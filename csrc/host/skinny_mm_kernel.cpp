@@ -1,204 +1,288 @@
-// grouped_mm of a few rows per group: every line of B is read once, turned and decoded in registers and multiplied
-// there, so that the time is that of reading B. The bits are grouped_gemm's: one accumulator per output, pairs in
-// ascending order.
-#include "host/gemm/pack.h"
+// Groups of few rows, where reading B takes longer than multiplying with it: B is read once, in the order of its
+// addresses, and its lines go through registers only (turned, decoded, multiplied), where grouped_gemm writes a panel
+// first. Each thread has a share of all panels and fetches what it will read next; who is done takes from the others.
+// The same sums as grouped_gemm's, in the same order: the same bits.
+#include "host/grouped_mm.h"
+#if defined(MXMOE_ISA_AVX512)
+#include <atomic>
+
 #include "host/gemm/tile.h"
 #include "host/threads.h"
+#endif
 
 namespace mxmoe::host::MXMOE_ISA {
 #if defined(MXMOE_ISA_AVX512)
 namespace {
 
-constexpr int kTileLines = 16;  // of B; its outputs are the lanes of an accumulator
-constexpr int kTiles = 2;       // multiplied side by side: a chain of vdpbf16ps alone waits for itself
-constexpr int kUnitLines = kTiles * kTileLines;
-constexpr int kRowsAtOnce = 4, kMaxRows = 8;
-constexpr int64_t kTasksPerThread = 8;
+constexpr int kMaxThreads = 64, kFewRows = static_cast<int>(HostGemmConfig::kFewRows);
+constexpr int kRowsAtOnce = 4;        // of A, times the groups of 16 lines of a tile: sums in registers
+constexpr int64_t kFloatBlock = 512;  // contraction of a panel on the FP32 path
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+MXMOE_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
 }
 
-// 16 lines of B, decoded 32 elements at a time.
-template <Element E>
-class LineTile {
- public:
-  static constexpr int kBits = E == Element::kBF16 ? 16 : is_packed(E) ? 4 : 8;
+// Groups of 16 lines that take turns, so that few sums are not always waiting for themselves. BF16 leaves time for it.
+template <Element E, int R>
+constexpr int kTileGroups = E == Element::kBF16 || (R > 2 && !is_packed(E)) ? 1 : 2;
 
-  LineTile(const LineFormat& f, const Lines& lines, int64_t line0)
-      : values_(lines.values + line0 * f.line_stride),
-        scales_(lines.scales + line0 * f.scale_stride),
-        stride_(f.line_stride),
-        scale_stride_(f.scale_stride) {}
-
-  __attribute__((always_inline)) void decode(int64_t k, int64_t contraction, __m512i steps[16]) {
-    if constexpr (E == Element::kBF16) {
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) steps[i] = _mm512_loadu_si512(values_ + i * stride_ + 2 * k);
-      transpose16(steps);
-    } else {
-      constexpr int64_t kSpan = 16 * block_of(E);  // elements that 16 scales cover
-      if (k % kSpan == 0) {
-        const int64_t blocks = (contraction - k) / block_of(E);
-        __m512i z[4];
-        load_lanes<false>(scales_ + k / block_of(E), scale_stride_, kTileLines,
-                          first_bytes(static_cast<int>(blocks < 16 ? blocks : 16)), z);
-        turn_bytes(z);
-        turned_.set_scales(z);
+// Blocks of 32 elements of B's lines, decoded and given to multiply(step, vectors of the groups), steps ascending.
+template <Element E, int kGroups>
+struct Turner : TurnedLines<E, kGroups> {
+  template <bool kWhole, class F>
+  __attribute__((always_inline)) void block(const LineFormat& f, const uint8_t* first, int num_lines, int count,
+                                            int block, F&& multiply) const {
+    using Turned = TurnedLines<E, kGroups>;
+    constexpr int kParts = Turned::kParts, kSteps = Turned::kSteps, kBlocks = static_cast<int>(kSpan<E> / 32);
+    __m512i parts[kGroups][kParts];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g)
+      Turned::template load<kWhole>(first + 16 * g * f.line_stride, f.line_stride, num_lines - 16 * g, count, parts[g]);
+#pragma GCC unroll 8
+    for (int j = 0; j < kParts; ++j) {
+      __m512i steps[kGroups][kSteps];
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) this->decode(parts[g][j], this->scales_of(g * kBlocks + block, j), steps[g]);
+#pragma GCC unroll 4
+      for (int s = 0; s < kSteps; ++s) {
+        __m512i b[kGroups];
+        for (int g = 0; g < kGroups; ++g) b[g] = steps[g][s];
+        multiply(j * kSteps + s, b);
       }
-      turned_.template decode<true>(at<E>(values_, 1, k), stride_, kTileLines, 32, static_cast<int>(k % kSpan / 32),
-                                    steps);
     }
   }
+};
 
- private:
-  struct Nothing {};
-  const uint8_t *values_, *scales_;
-  int64_t stride_, scale_stride_;
-  std::conditional_t<E == Element::kBF16, Nothing, TurnedLines<E == Element::kBF16 ? Element::kMxE4M3 : E>> turned_;
+template <int kGroups>
+struct Turner<Element::kBF16, kGroups> {
+  static_assert(kGroups == 1);
+  template <bool kWhole, class F>
+  __attribute__((always_inline)) void block(const LineFormat& f, const uint8_t* first, int num_lines, int count, int,
+                                            F&& multiply) const {
+    const __mmask32 valid = first_bytes<__mmask32>(count);
+    __m512i steps[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const uint8_t* line = first + i * f.line_stride;
+      steps[i] = kWhole ? _mm512_loadu_si512(line) : _mm512_maskz_loadu_epi16(i < num_lines ? valid : 0, line);
+    }
+    transpose16(steps);
+#pragma GCC unroll 16
+    for (int s = 0; s < 16; ++s) multiply(s, steps + s);
+  }
+};
+
+struct Fetch {
+  Ahead values, scales;
+};
+
+// R rows of A times a tile of B's lines: 16 outputs of each group at sums + 16 g, rows kPanel apart.
+template <Element E, int R>
+__attribute__((noinline)) void multiply_lines(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines,
+                                              int64_t contraction, const uint32_t* const* rows, float* sums,
+                                              Fetch& ahead) {
+  constexpr int kGroups = kTileGroups<E, R>;
+  constexpr int kFetch = kGroups * (is_packed(E) ? 4 : E == Element::kBF16 ? 16 : 8);  // cache lines of 32 elements
+  const uint8_t* values = lines.values + line0 * f.line_stride;
+  const uint8_t* scales = lines.scales + line0 * f.scale_stride;
+  Turner<E, kGroups> turner;
+  __m512 sum[R][kGroups];
+  for (int r = 0; r < R; ++r)
+    for (int g = 0; g < kGroups; ++g) sum[r][g] = _mm512_setzero_ps();
+
+  const auto block = [&]<bool kWhole>(int64_t k, int count) __attribute__((always_inline)) {
+    int index = 0;
+    if constexpr (is_scaled(E)) {
+      index = static_cast<int>(k % kSpan<E> / 32);
+      if (index == 0) {
+        ahead.scales.fetch(4 * kGroups);
+        for (int g = 0; g < kGroups; ++g)
+          turn_scales(turner, g, scales + 16 * g * f.scale_stride + k / block_of(E), f.scale_stride, num_lines - 16 * g,
+                      contraction - k);
+      }
+    }
+    ahead.values.fetch(kFetch);
+    const uint32_t* words[R];
+    for (int r = 0; r < R; ++r) words[r] = rows[r] + k / 2;
+    const auto multiply = [&](int s, const __m512i* b) __attribute__((always_inline)) {
+      if (!kWhole && 2 * s >= count) return;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m512i a = _mm512_set1_epi32(static_cast<int>(words[r][s]));
+#pragma GCC unroll 2
+        for (int g = 0; g < kGroups; ++g) sum[r][g] = _mm512_dpbf16_ps(sum[r][g], (__m512bh)a, (__m512bh)b[g]);
+      }
+    };
+    turner.template block<kWhole>(f, at<E>(values, f.k_stride, k), num_lines, count, index, multiply);
+  };
+  const int64_t whole = num_lines >= 16 * kGroups ? contraction / 32 * 32 : 0;
+  for (int64_t k = 0; k < whole; k += 32) block.template operator()<true>(k, 32);
+  for (int64_t k = whole; k < contraction; k += 32)
+    block.template operator()<false>(k, static_cast<int>(smaller(32, contraction - k)));
+  for (int r = 0; r < R; ++r)
+    for (int g = 0; g < kGroups; ++g) _mm512_storeu_ps(sums + r * kPanel + 16 * g, sum[r][g]);
+}
+
+template <Element E>
+void multiply_lines(int num_rows, const LineFormat& f, const Lines& lines, int64_t line0, int num_lines,
+                    int64_t contraction, const uint32_t* const* rows, float* sums, Fetch& ahead) {
+  switch (num_rows) {
+    case 1:
+      return multiply_lines<E, 1>(f, lines, line0, num_lines, contraction, rows, sums, ahead);
+    case 2:
+      return multiply_lines<E, 2>(f, lines, line0, num_lines, contraction, rows, sums, ahead);
+    case 3:
+      return multiply_lines<E, 3>(f, lines, line0, num_lines, contraction, rows, sums, ahead);
+    default:
+      return multiply_lines<E, 4>(f, lines, line0, num_lines, contraction, rows, sums, ahead);
+  }
+}
+
+// Listed rows of a group times a panel of B on the FP32 path.
+void multiply_floats(const GemmProblem& p, const GemmGroup& g, const int32_t* list, int count, int64_t column0,
+                     int columns, float* sums) {
+  auto* panel = static_cast<uint32_t*>(workspace(WorkspaceSlot::kThread, (kPanel + kTileRows) * kFloatBlock * 4));
+  uint32_t* words = panel + kPanel * kFloatBlock;
+  Ahead none;
+  for (int done = 0; done < count; done += kTileRows) {
+    const int num_rows = static_cast<int>(smaller(kTileRows, count - done));
+    TileRows tile;
+    tile.step_stride = 4;
+    for (int r = 0; r < num_rows; ++r) tile.row[r] = reinterpret_cast<const uint8_t*>(words + r * kFloatBlock);
+    for (int64_t k0 = 0; k0 == 0 || k0 < g.contraction; k0 += kFloatBlock) {
+      const int64_t k = smaller(kFloatBlock, g.contraction - k0);
+      FloatStep::panel(p.b, g.b, column0, columns, k0, k, panel, none);
+      for (int r = 0; r < num_rows; ++r)
+        FloatStep::rows(p.a, g.a, list[done + r], 1, k0, k, words + r * kFloatBlock, 0);
+      multiply_tile<FloatStep>(Sink::kSums, num_rows, tile, panel, k, sums, k0 > 0, none, {});
+    }
+    finish_tile(p, g, list + done, num_rows, column0, columns, sums, false);
+  }
+}
+
+// A group's rows as BF16 pairs, and which of them need FP32.
+struct PairRows {
+  const uint32_t* row[kFewRows];
+  int32_t narrow[kFewRows], wide[kFewRows];
+  int num_narrow = 0, num_wide = 0;
 };
 
 template <Element E>
-class SkinnyGemm {
+class FewRows {
  public:
-  explicit SkinnyGemm(const GemmProblem& problem) : p_(problem), units_(problem.outputs / kUnitLines) {}
+  explicit FewRows(const GemmProblem& problem) : p_(problem), panels_((problem.outputs + kPanel - 1) / kPanel) {}
 
-  // False where a line has to take grouped_gemm's FP32 path.
-  bool run() {
-    int64_t rows = 0, words = 0;
-    for (int64_t e = 0; e < p_.num_groups; ++e) {
-      GemmGroup& g = p_.groups[e];
-      in_place_ &= PairStep::in_place(p_.a, g.contraction);
-      g.first_row = rows, rows += g.rows, words = g.contraction / 2 > words ? g.contraction / 2 : words;
-    }
-    row_words_ = words;
-    if (!in_place_ && !pack_rows(rows)) return false;
-    tasks_ = p_.num_threads * kTasksPerThread;
-    parallel(p_.num_threads, tasks_, [&](int64_t task, int) { multiply_units(task); });
-    return !wide_;
-  }
-
- private:
-  bool pack_rows(int64_t rows) {
-    packed_ = static_cast<uint32_t*>(workspace(WorkspaceSlot::kA, rows * row_words_ * 4));
-    for (int64_t e = 0; e < p_.num_groups; ++e) {
-      const GemmGroup& g = p_.groups[e];
-      if (PairStep::is_wide(p_.a, g.a, 0, static_cast<int>(g.rows), g.contraction)) return false;
-      PairStep::rows(p_.a, g.a, 0, static_cast<int>(g.rows), 0, g.contraction, packed_ + g.first_row * row_words_,
-                     row_words_);
-    }
-    return true;
-  }
-
-  int64_t first_unit(int64_t task) const { return units_ * p_.num_groups * task / tasks_; }
-
-  const uint8_t* values_of(int64_t unit) const {
-    return p_.groups[unit / units_].b.values + unit % units_ * kUnitLines * p_.b.line_stride;
-  }
-
-  void multiply_units(int64_t task) {
-    const int64_t begin = first_unit(task), end = first_unit(task + 1);
-    for (int64_t unit = begin; unit < end && !__atomic_load_n(&wide_, __ATOMIC_RELAXED); ++unit) {
-      // After the last one: what this thread is likely to take next.
-      int64_t next = unit + 1 < end ? unit + 1 : first_unit(task + p_.num_threads);
-      if (task + p_.num_threads >= tasks_ && unit + 1 == end) next = -1;
-      Ahead ahead;
-      if (next >= 0) ahead = {values_of(next), values_of(next) + kUnitLines * p_.b.line_stride};
-      const GemmGroup& g = p_.groups[unit / units_];
-      const int64_t line = unit % units_ * kUnitLines;
-      if (is_wide<E>(p_.b, g.b, line, kUnitLines, g.contraction)) {
-        __atomic_store_n(&wide_, true, __ATOMIC_RELAXED);
-        return;
-      }
-      for (int64_t row = 0; row < g.rows; row += kRowsAtOnce) {
-        switch (g.rows - row) {
-          case 1:
-            multiply<1>(g, row, line, ahead);
-            break;
-          case 2:
-            multiply<2>(g, row, line, ahead);
-            break;
-          case 3:
-            multiply<3>(g, row, line, ahead);
-            break;
-          default:
-            multiply<4>(g, row, line, ahead);
-        }
-      }
-    }
-  }
-
-  template <int R>
-  void multiply(const GemmGroup& g, int64_t row0, int64_t line, Ahead& ahead) const {
-    const uint8_t* row[R];
-    for (int r = 0; r < R; ++r)
-      row[r] = in_place_ ? g.a.values + (row0 + r) * p_.a.line_stride
-                         : reinterpret_cast<const uint8_t*>(packed_ + (g.first_row + row0 + r) * row_words_);
-    LineTile<E> tiles[kTiles] = {{p_.b, g.b, line}, {p_.b, g.b, line + kTileLines}};
-    f32 sum[kTiles][R] = {};
-    const int64_t contraction = g.contraction;
-    for (int64_t k = 0; k < contraction; k += 32) {
-#pragma GCC unroll 2
-      for (int t = 0; t < kTiles; ++t) {
-        ahead.fetch(LineTile<E>::kBits);  // as many cache lines as are decoded
-        __m512i steps[16];
-        tiles[t].decode(k, contraction, steps);
-#pragma GCC unroll 16
-        for (int s = 0; s < 16; ++s)
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            uint32_t word;
-            memcpy(&word, row[r] + 2 * k + 4 * s, 4);
-            sum[t][r] = PairStep::multiply_add(sum[t][r], splat_u32(word), (f32)steps[s]);
-          }
-      }
-    }
-    with_dtype(p_.out_dtype, [&]<DType D>() {
-      for (int t = 0; t < kTiles; ++t)
-        for (int r = 0; r < R; ++r) store_tile<D>(g, row0 + r, line + t * kTileLines, sum[t][r]);
+  void run() {
+    pack_rows();
+    const int64_t total = p_.num_groups * panels_;
+    const int threads = static_cast<int>(smaller(p_.num_threads < kMaxThreads ? p_.num_threads : kMaxThreads, total));
+    for (int t = 0; t < threads; ++t) shares_[t].next = total * t / threads, shares_[t].end = total * (t + 1) / threads;
+    parallel(threads, threads, [&](int64_t own, int) {
+      for (int64_t i = 0; i < threads; ++i) drain(shares_[(own + i) % threads]);
     });
   }
 
-  // 16 outputs of a row: times the global scales, plus bias, rounded once.
-  template <DType D>
-  void store_tile(const GemmGroup& g, int64_t row, int64_t column, f32 x) const {
-    if (g.a.global) x *= splat(g.a.global[row * p_.a.global_stride]);
-    if (g.b.global) x *= load_strided(g.b.global + column * p_.b.global_stride, p_.b.global_stride, kLanes);
-    if (g.bias) x += load<f32>(g.bias + column);
-    store_elements<D>(reinterpret_cast<stored<D>*>(g.out) + row * p_.out_stride + column, x);
+ private:
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  void drain(Share& share) {
+    for (int64_t task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+      multiply_panel(task, share.end);
+  }
+
+  void pack_rows() {
+    int64_t bytes = p_.num_groups * static_cast<int64_t>(sizeof(PairRows));
+    for (int64_t e = 0; e < p_.num_groups; ++e) bytes += p_.groups[e].rows * words(p_.groups[e]) * 4;
+    auto* base = static_cast<uint8_t*>(workspace(WorkspaceSlot::kA, bytes));
+    rows_ = reinterpret_cast<PairRows*>(base + bytes - p_.num_groups * static_cast<int64_t>(sizeof(PairRows)));
+    auto* packed = reinterpret_cast<uint32_t*>(base);
+    for (int64_t e = 0; e < p_.num_groups; ++e) {
+      const GemmGroup& g = p_.groups[e];
+      PairRows& rows = *new (rows_ + e) PairRows;
+      PairStep::rows(p_.a, g.a, 0, static_cast<int>(g.rows), 0, g.contraction, packed, words(g));
+      for (int32_t r = 0; r < g.rows; ++r, packed += words(g)) {
+        rows.row[r] = packed;
+        if (PairStep::is_wide(p_.a, g.a, r, 1, g.contraction))
+          rows.wide[rows.num_wide++] = r;
+        else
+          rows.narrow[rows.num_narrow++] = r;
+      }
+    }
+  }
+  static int64_t words(const GemmGroup& g) { return (g.contraction + 31) / 32 * 16; }
+
+  int columns_of(int64_t panel) const { return static_cast<int>(smaller(kPanel, p_.outputs - panel * kPanel)); }
+
+  // The memory of some lines of B: values and scales, where they are one piece.
+  Fetch source(const GemmGroup& g, int64_t line0, int64_t num_lines) const {
+    num_lines = smaller(num_lines, p_.outputs - line0);
+    const auto piece = [&](const uint8_t* first, int64_t stride, int64_t bytes) -> Ahead {
+      if (stride > bytes) return {};
+      return {first + line0 * stride, first + (line0 + num_lines) * stride};
+    };
+    const int64_t bytes = is_packed(E) ? (g.contraction + 1) / 2 : g.contraction * p_.b.k_stride;
+    Fetch from{piece(g.b.values, p_.b.line_stride, bytes), {}};
+    if constexpr (is_scaled(E))
+      from.scales = piece(g.b.scales, p_.b.scale_stride, (g.contraction + block_of(E) - 1) / block_of(E));
+    return from;
+  }
+
+  void multiply_panel(int64_t task, int64_t end) const {
+    const GemmGroup& g = p_.groups[task / panels_];
+    const PairRows& rows = rows_[task / panels_];
+    const int64_t column0 = task % panels_ * kPanel;
+    const int columns = columns_of(task % panels_);
+    alignas(64) float sums[kFewRows * kPanel];
+    if (is_wide<E>(p_.b, g.b, column0, columns, g.contraction)) {
+      multiply_floats(p_, g, rows.narrow, rows.num_narrow, column0, columns, sums);
+    } else {
+      for (int done = 0; done < rows.num_narrow; done += kRowsAtOnce) {
+        const int count = static_cast<int>(smaller(kRowsAtOnce, rows.num_narrow - done));
+        const uint32_t* row[kRowsAtOnce];
+        for (int r = 0; r < count; ++r) row[r] = rows.row[rows.narrow[done + r]];
+        const int tile = 16 * (count == 1 ? kTileGroups<E, 1> : count == 2 ? kTileGroups<E, 2> : kTileGroups<E, 4>);
+        for (int line = 0; line < columns; line += tile) {
+          const int64_t next = column0 + line + tile;
+          Fetch ahead{};
+          if (done > 0) {
+          } else if (next < p_.outputs) {
+            ahead = source(g, next, tile);
+          } else if (task + 1 < end) {
+            ahead = source(p_.groups[task / panels_ + 1], 0, tile);
+          }
+          multiply_lines<E>(count, p_.b, g.b, column0 + line, columns - line, g.contraction, row, sums + line, ahead);
+        }
+        finish_tile(p_, g, rows.narrow + done, count, column0, columns, sums, false);
+      }
+    }
+    if (rows.num_wide) multiply_floats(p_, g, rows.wide, rows.num_wide, column0, columns, sums);
   }
 
   const GemmProblem& p_;
-  const int64_t units_;  // of a group
-  int64_t tasks_ = 0, row_words_ = 0;
-  uint32_t* packed_ = nullptr;
-  bool in_place_ = true, wide_ = false;
+  const int64_t panels_;
+  PairRows* rows_ = nullptr;
+  Share shares_[kMaxThreads];
 };
 
-bool takes(const GemmProblem& p) {
-  const auto in_pairs = [](const LineFormat& f) {
-    return !f.line_major && f.element != Element::kF32 && f.element != Element::kF16;
-  };
-  if (!in_pairs(p.a) || !in_pairs(p.b) || p.accumulate || p.outputs % kUnitLines) return false;
-  for (int64_t e = 0; e < p.num_groups; ++e)
-    if (p.groups[e].rows > kMaxRows || p.groups[e].contraction % 32) return false;
-  return true;
-}
-
 }  // namespace
-
-bool skinny_gemm(const GemmProblem& problem) {
-  if (!takes(problem)) return false;
-  bool done = false;
-  PairStep::for_pair_element(problem.b.element, [&]<Element E>() { done = SkinnyGemm<E>(problem).run(); });
-  return done;
-}
-
-#else
-
-bool skinny_gemm(const GemmProblem&) {
-  return false;
-}
-
 #endif
+
+bool skinny_gemm([[maybe_unused]] const GemmProblem& problem) {
+#if defined(MXMOE_ISA_AVX512)
+  const LineFormat& b = problem.b;
+  const auto float_only = [](Element e) { return e == Element::kF32 || e == Element::kF16; };
+  const bool dense = !b.line_major && (is_packed(b.element) || b.k_stride == (b.element == Element::kBF16 ? 2 : 1));
+  if (float_only(problem.a.element) || float_only(b.element) || !dense || problem.accumulate) return false;
+  for (int64_t e = 0; e < problem.num_groups; ++e)
+    if (problem.groups[e].rows > kFewRows) return false;
+  PairStep::for_pair_element(b.element, [&]<Element E>() { FewRows<E>(problem).run(); });
+  return true;
+#else
+  return false;
+#endif
+}
+
 }  // namespace mxmoe::host::MXMOE_ISA

@@ -182,7 +182,8 @@ static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line0, int 
   return false;
 }
 
-// BF16 bit patterns of the 128 magnitudes of an 8-bit format, as low and high bytes, in registers.
+// BF16 bit patterns of the 128 magnitudes of an 8-bit format, as low and high bytes, in registers. They have four
+// significant bits at most: the lowest bit marks those that a scale applies to, all but zero, Inf and NaN.
 struct CodeBytes {
   __m512i low[2], high[2];
 };
@@ -196,7 +197,8 @@ MXMOE_INLINE CodeBytes code_bytes() {
     Bytes b{};
     for (int c = 0; c < 128; ++c) {
       uint32_t word = __builtin_bit_cast(uint32_t, E == Element::kMxE5M2 ? kCodes.e5m2[c] : kCodes.e4m3[c]) >> 16;
-      b.low[c] = word & 255, b.high[c] = word >> 8;
+      const bool scalable = word != 0 && word < 0x7f80;
+      b.low[c] = (word & 255) | scalable, b.high[c] = word >> 8;
     }
     return b;
   }();
@@ -223,12 +225,12 @@ MXMOE_INLINE void bf16_from_codes(const CodeBytes& t, __m512i codes, __m512i& fi
   bf16_from_lane_codes(t, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes), first, second);
 }
 
-// Times 2^(s - 127): an addition to the exponent field; zero, Inf and NaN stay.
+// Times 2^(s - 127) where marked, without the mark; `exponent`: what kExponents has for s.
 MXMOE_INLINE __m512i scale_bf16(__m512i x, __m512i exponent) {
-  __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-  __mmask32 finite =
-      _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f));
-  return _mm512_mask_add_epi16(x, finite, x, exponent);
+  return _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, _mm512_set1_epi16(1)), x, exponent);
+}
+constexpr int16_t exponent_of(int s) {
+  return static_cast<int16_t>((s - 127) * 128 - 1);
 }
 // What scale byte s adds, from a table so that broadcasting it is one load.
 struct ExponentTable {
@@ -236,7 +238,7 @@ struct ExponentTable {
 };
 static constexpr ExponentTable kExponents = [] {
   ExponentTable t;
-  for (int s = 0; s < 256; ++s) t.of[s] = static_cast<int16_t>((s - 127) * 128);
+  for (int s = 0; s < 256; ++s) t.of[s] = exponent_of(s);
   return t;
 }();
 

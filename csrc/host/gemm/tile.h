@@ -163,7 +163,7 @@ MXMOE_INLINE void store_outputs(stored<D>* out, const f32* x, int n, bool stream
 }
 
 // Whether the sums of a panel of so many columns are its outputs, but for a rounding or an addition.
-static Sink sink_of(const GemmProblem& p, const GemmGroup& g, int columns) {
+static inline Sink sink_of(const GemmProblem& p, const GemmGroup& g, int columns) {
   if (columns < kPanel || g.a.global || g.b.global || g.bias) return Sink::kSums;
   if (p.out_dtype == DType::kF32) return p.accumulate ? Sink::kAddF32 : Sink::kF32;
   return p.out_dtype == DType::kBF16 && !p.accumulate ? Sink::kBF16 : Sink::kSums;

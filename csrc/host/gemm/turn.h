@@ -24,6 +24,30 @@ MXMOE_INLINE void load_lanes(const uint8_t* first, int64_t stride, int num_lines
   }
 }
 
+// 32 bytes of each of 16 lines: z[4 p + i] has lines i, 4 + i, in pairs of 128-bit lanes, and 8 + i, 12 + i at p = 1.
+template <bool kWhole>
+MXMOE_INLINE void load_lane_pairs(const uint8_t* first, int64_t stride, int num_lines, __mmask32 bytes, __m512i z[8]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const auto part = [&](int line) __attribute__((always_inline)) {
+      const uint8_t* p = first + line * stride;
+      return kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
+                    : _mm256_maskz_loadu_epi8(line < num_lines ? bytes : 0, p);
+    };
+    const int line = i / 4 * 8 + i % 4;
+    z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(line)), part(line + 4), 1);
+  }
+}
+
+// Both halves turned: z[i] is the first 16 bytes' as load_lanes and the turn would have it, z[4 + i] the last ones'.
+MXMOE_INLINE void join_lane_pairs(__m512i z[8]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i low = z[i], high = z[4 + i];
+    z[i] = _mm512_shuffle_i32x4(low, high, 0x88), z[4 + i] = _mm512_shuffle_i32x4(low, high, 0xdd);
+  }
+}
+
 // z as loaded; step 2 j of 4 lines, then step 2 j + 1 in each 128-bit lane of z[j], where a step is 16 bits.
 MXMOE_INLINE void turn_words(__m512i z[4]) {
   __m512i a = _mm512_unpacklo_epi16(z[0], z[1]), b = _mm512_unpacklo_epi16(z[2], z[3]);
@@ -56,50 +80,55 @@ MXMOE_INLINE __m512i in_both_halves(const uint8_t* p, int shift) {
   return _mm512_or_si512(_mm512_slli_epi32(x, shift), _mm512_slli_epi32(x, 16 + shift));
 }
 
-MXMOE_INLINE __mmask16 first_bytes(int n) {
-  return static_cast<__mmask16>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1);
+template <typename Mask = __mmask16>
+MXMOE_INLINE Mask first_bytes(int n) {
+  constexpr int kBytes = 8 * sizeof(Mask);
+  return static_cast<Mask>(n >= kBytes ? ~0ull : n <= 0 ? 0 : (1ull << n) - 1);
 }
 
-// Decodes blocks of 32 elements x 16 lines; it holds the scales of 16 scale blocks of the lines.
-template <Element E>
+// Decodes blocks of 32 elements x 16 lines; it holds 16 block scales of each line, of kGroups groups of 16 lines: block
+// b of group g is block g * kSpan / 32 + b.
+template <Element E, int kGroups = 1>
 struct TurnedLines;
 
-// 8-bit elements: to BF16 by table, the scale is added to the exponent.
 template <Element E>
-  requires(E == Element::kMxE4M3 || E == Element::kMxE5M2)
-struct TurnedLines<E> {
-  CodeBytes table = code_bytes<E>();
-  alignas(64) uint8_t scales[16][16];  // [block][line]
+constexpr int64_t kSpan = 16 * block_of(E);  // elements that 16 scales cover
 
-  __attribute__((always_inline)) void set_scales(const __m512i turned[4]) {
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(scales[4 * j], turned[j]);
+// 8-bit elements: to BF16 by table, the scale is added to the exponent.
+template <Element E, int kGroups>
+  requires(E == Element::kMxE4M3 || E == Element::kMxE5M2)
+struct TurnedLines<E, kGroups> {
+  CodeBytes table = code_bytes<E>();
+  alignas(64) uint8_t scales[16 * kGroups][16];  // [block][line]
+
+  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
+    for (int j = 0; j < 4; ++j) _mm512_store_si512(scales[16 * group + 4 * j], turned[j]);
   }
 
+  // A block is 8 parts of 2 steps each.
+  static constexpr int kParts = 8, kSteps = 2;
+  using Scales = __m512i;
+
   template <bool kWhole>
-  __attribute__((always_inline)) void decode(const uint8_t* first, int64_t stride, int num_lines, int count, int block,
-                                             __m512i steps[16]) const {
-    const __m512i exponents =
-        _mm512_sub_epi16(in_both_halves(scales[block], 7), _mm512_set1_epi16(static_cast<int16_t>(127 << 7)));
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      __m512i z[4];
-      load_lanes<kWhole>(first + 16 * half, stride, num_lines, first_bytes(count - 16 * half), z);
-      turn_words(z);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        __m512i* step = steps + 8 * half + 2 * j;
-        bf16_from_lane_codes(table, z[j], step[0], step[1]);
-        for (int s = 0; s < 2; ++s) step[s] = scale_bf16(step[s], exponents);
-      }
-    }
+  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[8]) {
+    load_lane_pairs<kWhole>(first, stride, num_lines, first_bytes<__mmask32>(count), parts);
+    turn_words(parts), turn_words(parts + 4);
+    join_lane_pairs(parts);
+  }
+  __attribute__((always_inline)) Scales scales_of(int block, int) const {
+    return _mm512_add_epi16(in_both_halves(scales[block], 7), _mm512_set1_epi16(exponent_of(0)));
+  }
+  __attribute__((always_inline)) void decode(__m512i part, Scales exponents, __m512i steps[2]) const {
+    bf16_from_lane_codes(table, part, steps[0], steps[1]);
+    for (int s = 0; s < 2; ++s) steps[s] = scale_bf16(steps[s], exponents);
   }
 };
 
 // 4-bit elements: one table has magnitude x significand of the scale, its exponents raised to the largest scale's; what
 // this scale is lower is subtracted with saturation, which leaves zero alone. Signs come last.
-template <Element E>
+template <Element E, int kGroups>
   requires(is_packed(E))
-struct TurnedLines<E> {
+struct TurnedLines<E, kGroups> {
   static constexpr int kTop = E == Element::kNvE2M1 ? 8 : 125;  // exponent of the largest scale
   struct Tables {
     uint16_t product[64]{};                    // [significand of the scale][magnitude]
@@ -121,58 +150,85 @@ struct TurnedLines<E> {
     return t;
   }();
   __m512i product[2] = {_mm512_loadu_si512(kTables.product), _mm512_loadu_si512(kTables.product + 32)};
-  alignas(64) uint8_t significands[16][16], below[16][16];  // [block][line]
+  alignas(64) uint8_t significands[16 * kGroups][16], below[16 * kGroups][16];  // [block][line]
 
-  __attribute__((always_inline)) void set_scales(const __m512i turned[4]) {
+  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
     for (int j = 0; j < 4; ++j) {
+      const int block = 16 * group + 4 * j;
       if constexpr (E == Element::kNvE2M1) {
         const auto look_up = [&](const uint8_t* table) {
           return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), turned[j], _mm512_loadu_si512(table + 64));
         };
-        _mm512_store_si512(significands[4 * j], look_up(kTables.significand));
-        _mm512_store_si512(below[4 * j], look_up(kTables.below));
+        _mm512_store_si512(significands[block], look_up(kTables.significand));
+        _mm512_store_si512(below[block], look_up(kTables.below));
       } else {
-        _mm512_store_si512(below[4 * j], _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(127 + kTop)), turned[j]));
+        _mm512_store_si512(below[block], _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(127 + kTop)), turned[j]));
       }
     }
   }
 
+  // A block is 4 parts of 4 steps each.
+  static constexpr int kParts = 4, kSteps = 4;
+  struct Scales {
+    __m512i significand, lower;
+  };
+
   template <bool kWhole>
-  __attribute__((always_inline)) void decode(const uint8_t* first, int64_t stride, int num_lines, int count, int block,
-                                             __m512i steps[16]) const {
+  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[4]) {
+    load_lanes<kWhole>(first, stride, num_lines, first_bytes((count + 1) / 2), parts);
+    turn_dwords(parts);
+  }
+  __attribute__((always_inline)) Scales scales_of(int block, int part) const {
     constexpr int kBlocks = 32 / block_of(E);
-    __m512i z[4];
-    load_lanes<kWhole>(first, stride, num_lines, first_bytes((count + 1) / 2), z);
-    turn_dwords(z);
+    const int scale = block * kBlocks + part * kBlocks / 4;
+    Scales s{_mm512_setzero_si512(), in_both_halves(below[scale], 7)};
+    if constexpr (E == Element::kNvE2M1) s.significand = in_both_halves(significands[scale], 3);
+    return s;
+  }
+  __attribute__((always_inline)) void decode(__m512i part, Scales scale, __m512i steps[4]) const {
     const __m512i low_bits = _mm512_set1_epi16(7), sign_bit = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const int scale = block * kBlocks + j * kBlocks / 4;
-      __m512i significand = _mm512_setzero_si512();
-      if constexpr (E == Element::kNvE2M1) significand = in_both_halves(significands[scale], 3);
-      const __m512i lower = in_both_halves(below[scale], 7);
-#pragma GCC unroll 4
-      for (int t = 0; t < 4; ++t) {
-        // Of each half, the low bits start with a code, and the top bit is the code's sign.
-        constexpr auto kBit = [](int t, int code) { return static_cast<int64_t>((8 * t + 4 * code) & 63); };
-        constexpr auto kHalf = [](int64_t bit) { return bit | ((bit - 4) & 63) << 8; };
-        const int64_t lane = kHalf(kBit(t, 0)) | kHalf(kBit(t, 1)) << 16;
-        const int64_t fields = lane | (kHalf(kBit(t, 0) + 32) | kHalf(kBit(t, 1) + 32) << 16) << 32;
-        const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(fields), z[j]);
-        const __m512i index =
-            _mm512_ternarylogic_epi32(codes, low_bits, significand, 0xea);  // (codes & 7) | significand
-        __m512i x = _mm512_subs_epu16(_mm512_permutex2var_epi16(product[0], index, product[1]), lower);
-        steps[4 * j + t] = _mm512_ternarylogic_epi32(x, codes, sign_bit, 0xf8);  // x | (codes & sign)
-      }
+    for (int t = 0; t < 4; ++t) {
+      // Of each half, the low bits start with a code, and the top bit is the code's sign.
+      constexpr auto kBit = [](int t, int code) { return static_cast<int64_t>((8 * t + 4 * code) & 63); };
+      constexpr auto kHalf = [](int64_t bit) { return bit | ((bit - 4) & 63) << 8; };
+      const int64_t lane = kHalf(kBit(t, 0)) | kHalf(kBit(t, 1)) << 16;
+      const int64_t fields = lane | (kHalf(kBit(t, 0) + 32) | kHalf(kBit(t, 1) + 32) << 16) << 32;
+      const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(fields), part);
+      const __m512i index =
+          _mm512_ternarylogic_epi32(codes, low_bits, scale.significand, 0xea);  // (codes & 7) | significand
+      __m512i x = _mm512_subs_epu16(_mm512_permutex2var_epi16(product[0], index, product[1]), scale.lower);
+      steps[t] = _mm512_ternarylogic_epi32(x, codes, sign_bit, 0xf8);  // x | (codes & sign)
     }
   }
 };
+
+// A block of 32 elements x 16 lines, absent lines and elements from `count` on zero.
+template <bool kWhole, Element E, int kGroups>
+MXMOE_INLINE void decode_block(const TurnedLines<E, kGroups>& turned, const uint8_t* first, int64_t stride,
+                               int num_lines, int count, int block, __m512i steps[16]) {
+  using T = TurnedLines<E, kGroups>;
+  __m512i parts[T::kParts];
+  T::template load<kWhole>(first, stride, num_lines, count, parts);
+#pragma GCC unroll 8
+  for (int j = 0; j < T::kParts; ++j) turned.decode(parts[j], turned.scales_of(block, j), steps + j * T::kSteps);
+}
+
+// Scales of up to 16 lines, for the next kSpan elements or `left`, where there are less.
+template <Element E, int kGroups>
+MXMOE_INLINE void turn_scales(TurnedLines<E, kGroups>& turned, int group, const uint8_t* first, int64_t stride,
+                              int num_lines, int64_t left) {
+  const int64_t blocks = (left + block_of(E) - 1) / block_of(E);
+  __m512i z[4];
+  load_lanes<false>(first, stride, num_lines, first_bytes(static_cast<int>(blocks < 16 ? blocks : 16)), z);
+  turn_bytes(z);
+  turned.set_scales(group, z);
+}
 
 // Panel from quantized lines whose contraction is contiguous, 16 lines at a time.
 template <Element E>
 static void pack_turned_lines(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0,
                               int64_t n, uint32_t* out, Ahead& ahead) {
-  constexpr int64_t kSpan = 16 * block_of(E);   // elements that 16 scales cover
   constexpr int kFetch = is_packed(E) ? 4 : 8;  // cache lines of such a block
   TurnedLines<E> turned;
   for (int first = 0; first < kPanel; first += 16, out += 16) {
@@ -185,25 +241,18 @@ static void pack_turned_lines(const LineFormat& f, const Lines& lines, int64_t l
     const uint8_t* scales = lines.scales + (line0 + first) * f.scale_stride + k0 / block_of(E);
     uint32_t* to = out;
     for (int64_t k = 0; k < n; k += 32, to += 16 * kPanel) {
-      if (k % kSpan == 0) {
-        const int64_t blocks = (n - k + block_of(E) - 1) / block_of(E);
-        __m512i z[4];
-        load_lanes<false>(scales + k / block_of(E), f.scale_stride, present,
-                          first_bytes(static_cast<int>(blocks < 16 ? blocks : 16)), z);
-        turn_bytes(z);
-        turned.set_scales(z);
-      }
+      if (k % kSpan<E> == 0) turn_scales(turned, 0, scales + k / block_of(E), f.scale_stride, present, n - k);
       const uint8_t* block = at<E>(values, f.k_stride, k0 + k);
-      const int index = static_cast<int>(k % kSpan / 32);
+      const int index = static_cast<int>(k % kSpan<E> / 32);
       __m512i steps[16];
       if (present == 16 && n - k >= 32) {
         ahead.fetch(kFetch);
-        turned.template decode<true>(block, f.line_stride, 16, 32, index, steps);
+        decode_block<true>(turned, block, f.line_stride, 16, 32, index, steps);
 #pragma GCC unroll 16
         for (int s = 0; s < 16; ++s) _mm512_store_si512(to + s * kPanel, steps[s]);
       } else {
         const int count = static_cast<int>(n - k < 32 ? n - k : 32);
-        turned.template decode<false>(block, f.line_stride, present, count, index, steps);
+        decode_block<false>(turned, block, f.line_stride, present, count, index, steps);
         for (int s = 0; s < (count + 1) / 2; ++s) _mm512_store_si512(to + s * kPanel, steps[s]);
       }
     }
