@@ -224,11 +224,13 @@ class FewRows {
 
   int columns_of(int64_t panel) const { return static_cast<int>(smaller(kPanel, p_.outputs - panel * kPanel)); }
 
-  // The memory of some lines of B: values and scales, where they are one piece.
-  Fetch source(const GemmGroup& g, int64_t line0, int64_t num_lines) const {
+  // The memory of some lines of a task's panel: values and scales, where they are one piece.
+  Fetch source(int64_t task, int64_t line, int64_t num_lines) const {
+    const GemmGroup& g = p_.groups[task / panels_];
+    const int64_t line0 = task % panels_ * kPanel + line;
     num_lines = smaller(num_lines, p_.outputs - line0);
     const auto piece = [&](const uint8_t* first, int64_t stride, int64_t bytes) -> Ahead {
-      if (stride > bytes) return {};
+      if (stride > bytes || num_lines <= 0) return {};
       return {first + line0 * stride, first + (line0 + num_lines) * stride};
     };
     const int64_t bytes = is_packed(E) ? (g.contraction + 1) / 2 : g.contraction * p_.b.k_stride;
@@ -236,6 +238,18 @@ class FewRows {
     if constexpr (is_scaled(E))
       from.scales = piece(g.b.scales, p_.b.scale_stride, (g.contraction + block_of(E) - 1) / block_of(E));
     return from;
+  }
+
+  // What is read soon: the values of the next tile, and its part of the next panel's scales, all read at its start.
+  Fetch next(int64_t task, int64_t end, int64_t line, int64_t tile) const {
+    Fetch ahead{};
+    if (task + 1 < end) ahead = source(task + 1, line, tile);
+    const bool last = line + tile >= columns_of(task % panels_);
+    if (!last)
+      ahead.values = source(task, line + tile, tile).values;
+    else if (task + 1 < end)
+      ahead.values = source(task + 1, 0, tile).values;
+    return ahead;
   }
 
   void multiply_panel(int64_t task, int64_t end) const {
@@ -253,14 +267,7 @@ class FewRows {
         for (int r = 0; r < count; ++r) row[r] = rows.row[rows.narrow[done + r]];
         const int tile = 16 * (count == 1 ? kTileGroups<E, 1> : count == 2 ? kTileGroups<E, 2> : kTileGroups<E, 4>);
         for (int line = 0; line < columns; line += tile) {
-          const int64_t next = column0 + line + tile;
-          Fetch ahead{};
-          if (done > 0) {
-          } else if (next < p_.outputs) {
-            ahead = source(g, next, tile);
-          } else if (task + 1 < end) {
-            ahead = source(p_.groups[task / panels_ + 1], 0, tile);
-          }
+          Fetch ahead = done == 0 ? next(task, end, line, tile) : Fetch{};
           multiply_lines<E>(count, p_.b, g.b, column0 + line, columns - line, g.contraction, row, sums + line, ahead);
         }
         finish_tile(p_, g, rows.narrow + done, count, column0, columns, sums, false);
