@@ -12,15 +12,15 @@ template <bool kWhole>
 MXMOE_INLINE void load_lanes(const uint8_t* first, int64_t stride, int num_lines, __mmask16 bytes, __m512i z[4]) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    z[i] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) {
-      const int line = 4 * g + i;
+    const auto part = [&](int line) __attribute__((always_inline)) {
       const uint8_t* p = first + line * stride;
-      const __m128i part = kWhole ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
-                                  : _mm_maskz_loadu_epi8(line < num_lines ? bytes : 0, p);
-      z[i] = _mm512_mask_broadcast_i32x4(z[i], static_cast<__mmask16>(0xf << 4 * g), part);
-    }
+      return kWhole ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                    : _mm_maskz_loadu_epi8(line < num_lines ? bytes : 0, p);
+    };
+    z[i] = _mm512_zextsi128_si512(part(i));
+    z[i] = _mm512_inserti32x4(z[i], part(4 + i), 1);
+    z[i] = _mm512_inserti32x4(z[i], part(8 + i), 2);
+    z[i] = _mm512_inserti32x4(z[i], part(12 + i), 3);
   }
 }
 
