@@ -222,6 +222,7 @@ class Gemm {
         own.next += 16 * p_.b.line_stride;
         S::panel(p_.b, g.b, (first + q) * kPanel, columns_of(first + q), k0, k, s.panels + q * steps * kPanel, fetched);
       }
+      ahead.spread(tiles * num_panels * steps);
       for (int t = 0; t < tiles; ++t) {  // of equal heights, within one
         const int row0 = count * t / tiles, num_rows = count * (t + 1) / tiles - row0;
         const TileRows tile =

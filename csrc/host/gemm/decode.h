@@ -10,6 +10,10 @@ constexpr int kPanel = 64;  // lines of a panel
 // Memory that will be read soon, fetched into L2 in the order of its addresses while other work goes on.
 struct Ahead {
   const uint8_t *next = nullptr, *end = nullptr;
+  int64_t pace = 64;  // bytes of it for each step of a product
+
+  // Evenly over so many steps: fetched faster than memory delivers, it keeps the product's own loads waiting.
+  void spread(int64_t steps) { pace = end - next < 64 * steps ? (end - next) / steps + 1 : 64; }
 
   __attribute__((always_inline)) void fetch(int lines) {
     if (next >= end) return;

@@ -73,7 +73,7 @@ static void multiply_tile(const TileRows& a, const uint32_t* panel, int64_t step
   for (int column = 0; column < kPanel; column += kWidth) {
     const bool fetch = ahead.next < ahead.end;
     const uint8_t* line = fetch ? ahead.next : a.row[0];
-    const int64_t line_bytes = fetch ? 64 : 0;
+    const int64_t line_bytes = fetch ? ahead.pace : 0;
     f32 sum[R][kTileVectors];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kTileVectors; ++v)
