@@ -267,6 +267,16 @@ def test_g03_last_group_empty(backend, sizes):
     assert not wgrad(backend, dy, x, p.offs, False)[2].any()
 
 
+@pytest.mark.parametrize("formats", [("mxfp8", "nvfp4"), ("mxfp8_e5m2", "mxfp4"), ("mxfp4", "mxfp8")], ids=str)
+@pytest.mark.parametrize("outputs", [1, 8, 9])  # few lines of a, which lie across the contraction
+def test_wgrad_of_mixed_formats_with_few_outputs(backend, formats, outputs):
+    p = Problem((40, 0, 3), outputs, 37)
+    (dy, padded), (x, _) = (
+        column_operand(torch.randn(p.rows, width), format, p.offs) for width, format in zip((outputs, 37), formats, strict=True)
+    )
+    assert_within_bound(wgrad(backend, dy, x, p.offs, padded), *wgrad_products(dy, x, p.offs, padded), 40)
+
+
 @pytest.mark.parametrize("format", ["bf16", "mxfp8"])
 def test_g05_wgrad_of_experts_with_few_tokens(backend, format):
     offs = torch.tensor([1, 0, 3, 124]).cumsum(0).int()

@@ -287,13 +287,14 @@ class FewRows {
 
 bool skinny_gemm([[maybe_unused]] const GemmProblem& problem) {
 #if defined(MXMOE_ISA_AVX512)
-  const LineFormat& b = problem.b;
-  const auto float_only = [](Element e) { return e == Element::kF32 || e == Element::kF16; };
-  const bool dense = !b.line_major && (is_packed(b.element) || b.k_stride == (b.element == Element::kBF16 ? 2 : 1));
-  if (float_only(problem.a.element) || float_only(b.element) || !dense || problem.accumulate) return false;
+  const auto in_pairs = [](const LineFormat& f) {  // of elements that are neighbours along the contraction
+    if (f.element == Element::kF32 || f.element == Element::kF16 || f.line_major) return false;
+    return is_packed(f.element) || f.k_stride == (f.element == Element::kBF16 ? 2 : 1);
+  };
+  if (!in_pairs(problem.a) || !in_pairs(problem.b) || problem.accumulate) return false;
   for (int64_t e = 0; e < problem.num_groups; ++e)
     if (problem.groups[e].rows > kFewRows) return false;
-  PairStep::for_pair_element(b.element, [&]<Element E>() { FewRows<E>(problem).run(); });
+  PairStep::for_pair_element(problem.b.element, [&]<Element E>() { FewRows<E>(problem).run(); });
   return true;
 #else
   return false;
