@@ -57,7 +57,6 @@ struct GemmProblem {
 
 }  // namespace mxmoe::host
 
-MXMOE_FOR_EACH_ISA(
-    void grouped_gemm(const ::mxmoe::host::GemmProblem& problem);
-    // The same for a few rows per group; false, and outputs undefined, where only grouped_gemm can do it.
-    bool skinny_gemm(const ::mxmoe::host::GemmProblem& problem);)
+MXMOE_FOR_EACH_ISA(void grouped_gemm(const ::mxmoe::host::GemmProblem& problem);
+                   // The same for a few rows per group; false, with nothing done, where only grouped_gemm can do it.
+                   bool skinny_gemm(const ::mxmoe::host::GemmProblem& problem);)

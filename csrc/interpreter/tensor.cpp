@@ -194,8 +194,6 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
   if (op.is("b.format")) instruction ^= 1u << I::kB.first;
   if (op.is("a.major")) instruction ^= 1u << I::kMajorA.first;
   if (op.is("b.major")) instruction ^= 1u << I::kMajorB.first;
-  if (op.is("a.leading")) a += uint64_t{8} << SharedDescriptor::kLeading.first;
-  if (op.is("b.leading")) b += uint64_t{8} << SharedDescriptor::kLeading.first;
   if (op.is("n")) instruction -= 2u << I::kN.first;
   if (op.is("scale a")) ++scale_a;
   if (op.is("scale b")) ++scale_b;
