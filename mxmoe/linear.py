@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mxmoe import backends, ops
 from mxmoe.checks import FLOATS, check_tensor
-from mxmoe.experts import dgrad_operand, make_operand, make_operands, weight_grad
+from mxmoe.experts import Operand, dgrad_operand, make_operand, make_operands, weight_grad
 from mxmoe.ops.registration import LIBRARY, OPS, once_differentiable, refuse_forward_mode
 from mxmoe.ops.rows import flat_rows
 from mxmoe.recipes import RECIPES, Recipe, get_recipe
@@ -40,10 +40,15 @@ def _one_group(x: Tensor) -> Tensor:
     return torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
 
 
+def _tokens(x: Tensor, format: str, axis: str, offs: Tensor, backend: str) -> Operand:
+    """The operand of x; for FP32 x as it is: kernels read 16 bits exactly beside an FP32 operand."""
+    return x if format == "fp32" else make_operand(x, format, axis, offs, backend)
+
+
 def _linear(x, w, recipe, out_dtype, needs, backend):
     r = RECIPES[recipe]
     offs = _one_group(x)
-    x_row = make_operand(x, r.forward, "row", offs, backend)
+    x_row = _tokens(x, r.forward, "row", offs, backend)
     w_row = make_operand(w.unsqueeze(0), r.forward, "row", None, backend)
     return ops.grouped_mm(x_row, w_row, offs, out_dtype=out_dtype, backend=backend)
 
@@ -62,7 +67,7 @@ def _linear_backward(dy, x, w, recipe, needs, backend):
         w_t = dgrad_operand(w.unsqueeze(0), r, backend)
         grads.append(ops.grouped_mm(dy_row, w_t, offs, out_dtype=x.dtype, backend=backend))
     if needs[1]:
-        x_col = make_operand(x, r.backward, "column", offs, backend)
+        x_col = _tokens(x, r.backward, "column", offs, backend)
         grads.append(weight_grad(dy_col, x_col, offs, w.dtype, backend).squeeze(0))
     return grads
 

@@ -375,3 +375,17 @@ def test_g21_groups_without_rows_quantized_and_multiplied(backend):
     assert not dw[0].any()
     assert not dw[2].any()
     assert math.isfinite(dw.sum().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp32_linear_reads_16_bits_exactly(dtype):
+    w, dy = torch.randn(5, 129), torch.randn(37, 5)
+    x = torch.randn(37, 129).to(dtype)
+    results = []
+    for tokens in (x, x.float()):
+        leaves = tokens.clone().requires_grad_(), w.clone().requires_grad_()
+        y = mxmoe.linear(*leaves, recipe="fp32", out_dtype=torch.float32)
+        y.backward(dy)
+        results.append((y, leaves[0].grad.to(dtype), leaves[1].grad))
+    for narrow, wide in zip(*results, strict=True):
+        assert torch.equal(narrow, wide)

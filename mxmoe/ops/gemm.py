@@ -58,16 +58,17 @@ def grouped_mm(
     """out[r] = a[r] . b[e]^T + bias[e] for each row r of group e; FP32 accumulation, one rounding; zero past offs[-1].
 
     a: (M, C) tensor or row-copy MXTensor. b: (E, O, C) tensor (C or O of unit stride), row-copy MXTensor of shape (E, O, C), or
-    column-copy MXTensor of shape (E, C, O). bias (E, O), any float dtype, read as FP32. offs int32 (E,). -> (M, O) of out_dtype
-    (default: a's dtype, BF16 for an MXTensor). Each output is one FP32 accumulator over ascending pairs of C: a row's bytes do not
-    depend on the other rows. Raises TypeError, ValueError (argument, expected, got), NotImplementedError.
+    column-copy MXTensor of shape (E, C, O). bias (E, O), any float dtype, read as FP32. offs int32 (E,). a of 16 bits goes with an
+    FP32 b as well. -> (M, O) of out_dtype (default: a's dtype, BF16 for an MXTensor). Each output is one FP32 accumulator over
+    ascending pairs of C: a row's bytes do not depend on the other rows. Raises TypeError, ValueError (argument, expected, got),
+    NotImplementedError.
     """
     (rows, contraction), a_fields = operand_lines("a", a, 2)
     (num_experts, outputs, b_contraction), b_fields = operand_lines("b", b, 3)
     if contraction != b_contraction:
         raise ValueError(f"b must contract over a's {contraction} columns, got {b_contraction}")
     offs = check_offs(offs, a_fields[0], num_experts)
-    _check_pair(a_fields, b_fields)
+    _check_pair(a_fields, b_fields, x=a_fields)
     if bias is not None:
         check_tensor("bias", bias, 2, FLOATS, a_fields[0])
         check_shape("bias", bias, (num_experts, outputs))
@@ -97,8 +98,9 @@ def grouped_mm_wgrad(
 ) -> Tensor:
     """out[e] (+)= a[rows of e]^T . b[rows of e]: the weight gradient of `grouped_mm` from dy (a) and x (b).
 
-    a (M, O), b (M, C): tensors, or column-copy MXTensors made with the same offs. -> (E, O, C) FP32 (default) or BF16; a group
-    without rows gives zeros (accumulate: stays). accumulate needs out: FP32 sum, one rounding. Raises as `grouped_mm`.
+    a (M, O), b (M, C): tensors (b of 16 bits goes with an FP32 a as well), or column-copy MXTensors made with the same offs. ->
+    (E, O, C) FP32 (default) or BF16; a group without rows gives zeros (accumulate: stays). accumulate needs out: FP32 sum, one
+    rounding. Raises as `grouped_mm`.
     """
     (rows, outputs), a_fields, a_padded = _columns("a", a, offs)
     (b_rows, contraction), b_fields, b_padded = _columns("b", b, offs)
@@ -107,13 +109,13 @@ def grouped_mm_wgrad(
             f"a and b must have the same rows and both or neither be MXTensors, got {rows} and {b_rows} rows, formats "
             f"{a_fields[3]!r} and {b_fields[3]!r}"
         )
-    _check_pair(a_fields, b_fields)
+    _check_pair(a_fields, b_fields, x=b_fields)
     offs, num_groups = offs.contiguous(), offs.shape[0]
     dtype = out.dtype if out is not None and out_dtype is None else out_dtype or torch.float32
     check_choice("out_dtype", dtype, (torch.float32, torch.bfloat16))
     if accumulate and out is None:
         raise ValueError("accumulate=True needs out to add to, got None")
-    name = backend_for(backend, a_fields[0], "grouped_mm_wgrad", b_fields[3])
+    name = backend_for(backend, a_fields[0], "grouped_mm_wgrad", a_fields[3])
     if out is None:
         out = empty((num_groups, outputs, contraction), dtype, a_fields[0], name)
     else:
@@ -168,12 +170,14 @@ def _columns(name: str, t: Operand, offs: Tensor):
     return tuple(t.shape), [t.transpose(0, 1), None, None, dtype_format(t)], False
 
 
-def _check_pair(a, b):
-    """Both high-precision operands must agree; a BF16 or FP32 one goes with any quantized one."""
+def _check_pair(a, b, x):
+    """Both high-precision operands must agree, but tokens `x` (one of them) of 16 bits go with FP32, which reads them exactly; a
+    BF16 or FP32 one goes with any quantized one."""
     if a[0].device != b[0].device:
         raise ValueError(f"a and b must be on the same device, got {a[0].device} and {b[0].device}")
     high = set(HIGH_PRECISION.values())
-    if a[3] in high and b[3] in high and a[3] != b[3]:
+    widened = x[3] != "fp32" and "fp32" in (a[3], b[3])
+    if a[3] in high and b[3] in high and a[3] != b[3] and not widened:
         raise TypeError(f"a and b must have the same dtype, got {a[3]} and {b[3]}")
 
 

@@ -97,7 +97,13 @@ template <Element E>
 static void decode_f32(const LineFormat& f, const Lines& lines, int64_t line, int64_t k, int64_t n, float* out) {
   const uint8_t* values = lines.values + line * f.line_stride;
   if constexpr (!is_scaled(E)) {
-    for (int64_t i = 0; i < n; ++i) out[i] = element_f32<E>(at<E>(values, f.k_stride, k + i), k + i);
+    constexpr int64_t kBytes = E == Element::kF32 ? 4 : 2;
+    const int64_t stride = f.k_stride;
+    if (stride == kBytes) {  // known when compiled: in vectors
+      for (int64_t i = k; i < k + n; ++i) *out++ = element_f32<E>(values + i * kBytes, i);
+    } else {
+      for (int64_t i = k; i < k + n; ++i) *out++ = element_f32<E>(values + i * stride, i);
+    }
   } else {
     const uint8_t* scales = lines.scales + line * f.scale_stride;
     constexpr int kBlock = block_of(E);
