@@ -67,33 +67,52 @@ MXMOE_INLINE V scales_of_bf16(V amax, bool floor) {
 template <typename E>
 constexpr uint32_t kRareBelow = E::kBias + E::kMantissa + 1;
 
-// 8-bit elements with a power-of-two scale; `rebase` (one per lane) is (scale - bias) in the exponent's place.
+// 8-bit elements with a power-of-two scale. `smallest` (one per lane) is the least magnitude of a normal element,
+// `offset` what its code subtracts.
 template <typename E>
 struct Coder8 {
   static constexpr int kDrop = 7 - E::kMantissa, kLeft = 8 - kDrop;
+  static constexpr uint16_t kLast = 1 << kDrop, kBelowHalf = ((1 << (kDrop - 1)) - 1) << kLeft;
 
-  MXMOE_INLINE u16x32 rebase_of(u16x32 scale) { return (scale - E::kBias) << 7; }
-
-  // Codes, each in the high byte of its lane, of values that are zero or not below 2^-126. Rounding to nearest even
-  // happens on the value moved up to that byte: what is added and dropped lies below it.
-  MXMOE_INLINE u16x32 encode(u16x32 x, u16x32 rebase, bool saturate) {
-    u16x32 magnitude = x & 0x7fff;
-    if (saturate) {
-      const u16x32 most = rebase + static_cast<uint16_t>(E::kMaxCode << kDrop);
-      magnitude = magnitude < most ? magnitude : most;
-    }
-    constexpr uint16_t kLast = 1 << kDrop, kBelowHalf = ((1 << (kDrop - 1)) - 1) << kLeft;
-    u16x32 even = (magnitude & kLast) >> (kDrop - kLeft);
-    u16x32 code = (magnitude << kLeft) + even - ((rebase << kLeft) - kBelowHalf);
-    const __mmask32 tiny = _mm512_cmplt_epu16_mask((__m512i)magnitude, (__m512i)(rebase + 128));
-    if (__builtin_expect(tiny != 0, 0))
-      code = (u16x32)_mm512_mask_mov_epi16((__m512i)code, tiny, (__m512i)encode_tiny(magnitude, rebase));
-    constexpr int kSelect = 0xca;  // bits of x where the first operand has ones
-    return (u16x32)_mm512_ternarylogic_epi32(_mm512_set1_epi16(static_cast<short>(0x8000)), (__m512i)x, (__m512i)code,
-                                             kSelect);
+  // V: lanes of 16 bits or more.
+  template <typename V>
+  MXMOE_INLINE V smallest_of(V scale) {
+    return (scale - (E::kBias - 1)) << 7;
+  }
+  template <typename V>
+  MXMOE_INLINE V offset_of(V smallest) {
+    return ((smallest - 128) << kLeft) - kBelowHalf;
   }
 
-  // Subnormal elements: the 8-bit significand shifted down to the grid.
+  // The codes of 64 elements that are zero or not below 2^-126. Rounding to nearest even happens on the value moved up
+  // to the high byte of its lane: what is added and dropped lies below that.
+  MXMOE_INLINE __m512i encode(const u16x32 (&x)[2], const u16x32 (&smallest)[2], const u16x32 (&offset)[2],
+                              bool saturate) {
+    u16x32 magnitude[2], code[2];
+    __mmask32 tiny[2];
+    for (int i = 0; i < 2; ++i) {
+      magnitude[i] = x[i] & 0x7fff;
+      if (saturate) {
+        const u16x32 most = smallest[i] + static_cast<uint16_t>((E::kMaxCode << kDrop) - 128);
+        magnitude[i] = magnitude[i] < most ? magnitude[i] : most;
+      }
+      const u16x32 even = (magnitude[i] & kLast) >> (kDrop - kLeft);
+      code[i] = (magnitude[i] << kLeft) + even - offset[i];
+      tiny[i] = _mm512_cmplt_epu16_mask((__m512i)magnitude[i], (__m512i)smallest[i]);
+    }
+    if (__builtin_expect((tiny[0] | tiny[1]) != 0, 0))
+      for (int i = 0; i < 2; ++i)
+        code[i] = (u16x32)_mm512_mask_mov_epi16((__m512i)code[i], tiny[i],
+                                                (__m512i)encode_tiny(magnitude[i], smallest[i] - 128));
+    constexpr int kSelect = 0xca;  // bits of x where the first operand has ones
+    for (int i = 0; i < 2; ++i)
+      code[i] = (u16x32)_mm512_ternarylogic_epi32(_mm512_set1_epi16(static_cast<short>(0x8000)), (__m512i)x[i],
+                                                  (__m512i)code[i], kSelect);
+    return pack(code[0], code[1]);
+  }
+
+  // Subnormal elements: the 8-bit significand shifted down to the grid; rebase is (scale - bias) in the exponent's
+  // place.
   MXMOE_INLINE u16x32 encode_tiny(u16x32 magnitude, u16x32 rebase) {
     i16x32 wanted = static_cast<int16_t>(kDrop + 1) - ((i16x32)(magnitude - rebase) >> 7);
     wanted = wanted > 1 ? wanted : i16x32{} + 1;  // zeros, under any scale
@@ -170,20 +189,27 @@ MXMOE_INLINE void quantize_bf16_group(const uint16_t* x, int64_t ahead, int coun
   const u32 amax = block_maxima<32>(magnitudes), scale = scales_of_bf16<E, u32>(amax, floor);
   const u8q bytes = narrow8(scale);
   memcpy(scales, &bytes, count);
-  alignas(64) uint32_t rebase[kGroupBlocks];
-  u32 shifted = (scale - E::kBias) << 7 & 0xffffu;
-  store(rebase, shifted | shifted << 16);
-  auto encoded = [&](int k) {
-    return Coder8<E>::encode(load32(x + 32 * k), (u16x32)_mm512_set1_epi32(static_cast<int>(rebase[k])), floor);
-  };
-  for (int k = 0; k + 2 <= count; k += 2) put(values + 32 * k, Coder8<E>::pack(encoded(k), encoded(k + 1)), stream);
-  if (count % 2) {
-    __m512i v = Coder8<E>::pack(encoded(count - 1), u16x32{});
-    memcpy(values + 32 * (count - 1), &v, 32);
+  alignas(64) uint32_t smallest[kGroupBlocks], offset[kGroupBlocks];
+  auto in_both_halves = [](u32 v) { return (v & 0xffffu) | v << 16; };
+  store(smallest, in_both_halves(Coder8<E>::smallest_of(scale)));
+  store(offset, in_both_halves(Coder8<E>::offset_of(Coder8<E>::smallest_of(scale))));
+  auto of_block = [](const uint32_t* v, int k) { return (u16x32)_mm512_set1_epi32(static_cast<int>(v[k])); };
+  const u16x32 none{};
+  int k = 0;
+  for (; k + 2 <= count; k += 2)
+    put(values + 32 * k,
+        Coder8<E>::encode({load32(x + 32 * k), load32(x + 32 * k + 32)},
+                          {of_block(smallest, k), of_block(smallest, k + 1)},
+                          {of_block(offset, k), of_block(offset, k + 1)}, floor),
+        stream);
+  if (k < count) {
+    const __m512i v = Coder8<E>::encode({load32(x + 32 * k), none}, {of_block(smallest, k), none},
+                                        {of_block(offset, k), none}, floor);
+    memcpy(values + 32 * k, &v, 32);
   }
   for (uint32_t rare = rare_blocks<E>(amax, scale) & ((1u << count) - 1); __builtin_expect(rare != 0, 0);
        rare &= rare - 1) {
-    const int k = __builtin_ctz(rare);
+    k = __builtin_ctz(rare);
     encode_bf16_rare<E>(x + 32 * k, bytes[k], values + 32 * k);
   }
 }
@@ -221,28 +247,35 @@ template <typename E>
 static void quantize_bf16_columns(const uint16_t* x, int64_t x_stride, const uint16_t* amaxes, int valid,
                                   int rows_to_write, int cols, bool floor, bool stream, uint8_t* values,
                                   int64_t values_stride, uint8_t* scales) {
-  alignas(64) uint16_t rebases[kMaxStripCols];
+  alignas(64) uint16_t smallest[kMaxStripCols], offset[kMaxStripCols];
+  const u16x32 none{};
   uint32_t rare[kMaxStripCols / 32];
   for (int c = 0; c < cols; c += 32) {
     const u16x32 amax = load32(amaxes + c), scale = scales_of_bf16<E, u16x32>(amax, floor);
-    const u16x32 rebase = Coder8<E>::rebase_of(scale);
-    memcpy(rebases + c, &rebase, sizeof(rebase));
+    const u16x32 least = Coder8<E>::smallest_of(scale), subtracted = Coder8<E>::offset_of(least);
+    memcpy(smallest + c, &least, sizeof(least)), memcpy(offset + c, &subtracted, sizeof(subtracted));
     const __m256i bytes = _mm512_cvtepi16_epi8((__m512i)scale);
     memcpy(scales + c, &bytes, sizeof(bytes));
     rare[c / 32] = rare_blocks<E>(amax, scale);
   }
   for (int i = 0; i < rows_to_write; ++i) {
     uint8_t* to = values + i * values_stride;
-    auto encoded = [&](int c) { return Coder8<E>::encode(load32(x + i * x_stride + c), load32(rebases + c), floor); };
+    const uint16_t* from = x + i * x_stride;
     int c = 0;
     if (i >= valid) {
       for (; c + 64 <= cols; c += 64) put(to + c, _mm512_setzero_si512(), stream);
       memset(to + c, 0, cols - c);
       continue;
     }
-    for (; c + 64 <= cols; c += 64) put(to + c, Coder8<E>::pack(encoded(c), encoded(c + 32)), stream);
+    for (; c + 64 <= cols; c += 64)
+      put(to + c,
+          Coder8<E>::encode({load32(from + c), load32(from + c + 32)},
+                            {load32(smallest + c), load32(smallest + c + 32)},
+                            {load32(offset + c), load32(offset + c + 32)}, floor),
+          stream);
     if (c < cols) {
-      __m512i v = Coder8<E>::pack(encoded(c), u16x32{});
+      const __m512i v =
+          Coder8<E>::encode({load32(from + c), none}, {load32(smallest + c), none}, {load32(offset + c), none}, floor);
       memcpy(to + c, &v, 32);
     }
   }
