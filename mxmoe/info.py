@@ -12,6 +12,7 @@ import torch
 
 import mxmoe
 from mxmoe import backends
+from mxmoe.backends import cuda
 
 VERBS = (
     "quantize", "dequantize", "swizzle_scales", "route", "route_backward", "sort_by_expert", "permute", "unpermute",
@@ -51,15 +52,49 @@ def cpu_model() -> str:
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()
 
 
+def gpus() -> list[str]:
+    """Each GPU of this machine, with the architecture whose kernels it runs or what it lacks."""
+    found = []
+    for i in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_name(i)
+        try:
+            found.append(f"{name} ({cuda.arch_of(name, torch.cuda.get_device_capability(i))})")
+        except NotImplementedError as error:
+            found.append(f"{name} (no kernels: {error})")
+    return found
+
+
+def kernels() -> str:
+    """Where the GPU kernels are, or why they are not."""
+    try:
+        module = cuda.module()
+    except ImportError as error:
+        return str(error)
+    return f"kernels {module.__file__}, {module.device_count()} devices"
+
+
+def driver() -> str:
+    """The CUDA version of the driver, as cuda-python tells it."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return "unknown without cuda-python"
+    try:
+        error, version = driver.cuDriverGetVersion()
+    except RuntimeError:  # the library of the driver is not there
+        return "none"
+    return f"CUDA {version // 1000}.{version % 1000 // 10}" if error == driver.CUresult.CUDA_SUCCESS and version else "none"
+
+
 def report() -> str:
     """The text of `mxmoe info`."""
     usable, missing = support()
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     lines = [
         f"mxmoe    {mxmoe.__version__} in {Path(mxmoe.__file__).parent}",
         f"python   {platform.python_version()}   torch {torch.__version__}   numpy {numpy.__version__}",
         f"cpu      {cpu_model()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        f"devices  cpu{''.join(f', {name} (no backend for it yet)' for name in gpus)}",
+        f"devices  {', '.join(['cpu', *gpus()])}",
+        f"cuda     {kernels()}; driver: {driver()}",
     ]
     if "host" in usable:
         from mxmoe import _C

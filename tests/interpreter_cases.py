@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from mxmoe import Routing, ops
-from mxmoe.backends.interpreter import running
-from mxmoe.backends.interpreter.quantize import run as run_quantize
+from mxmoe.backends.device.quantize import run as run_quantize
+from mxmoe.backends.interpreter import LAUNCHER, running
 from mxmoe.formats import MXTensor, QuantizeOptions
 from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import DTYPES, Problem, assert_within_bound, column_operand, operand, products, wgrad_products
@@ -36,7 +36,7 @@ def check_quantize_blocked(x: Tensor, format: str, axis: str = "both", offs: Ten
         values, _, global_scale = contract_copy(got.get(a)) or (None, None, None)
         copies.append(None if values is None else (values, blocked[a], global_scale))
     batched = x if x.ndim == 3 else x[None]
-    run_quantize(batched, offs, format, QuantizeOptions(), *copies, blocked=True)
+    run_quantize(LAUNCHER, batched, offs, format, QuantizeOptions(), *copies, blocked=True)
     for a in axes:
         assert torch.equal(got[a].values.view(torch.uint8), want[a].values.view(torch.uint8)), a
         assert torch.equal(blocked[a], REFERENCE.swizzle(want[a])), a

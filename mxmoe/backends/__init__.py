@@ -63,7 +63,8 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-BACKENDS = ("reference", "host", "interpreter")
+BACKENDS = ("reference", "host", "cuda", "interpreter")
+FAST = {"cpu": "host", "cuda": "cuda"}  # by type of device
 
 
 @cache
@@ -80,6 +81,6 @@ def resolve(name: str, device_type: str) -> str:
         if name not in BACKENDS:
             raise ValueError(f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {name!r}")
         return name
-    if device_type == "cpu":
-        return "host"
+    if device_type in FAST:
+        return FAST[device_type]
     raise NotImplementedError(f"backend='auto' has no backend for device {device_type!r}; available: {', '.join(BACKENDS)}")

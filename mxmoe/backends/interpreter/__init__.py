@@ -1,35 +1,12 @@
 """The GPU kernels on the CPU: csrc/cuda/kernels run by csrc/interpreter, which checks every access and every barrier.
 
-For tests, not for speed. A kernel that races, deadlocks, or reads what it may not raises `KernelError`.
+For tests, not for speed. A kernel that races, deadlocks, or reads what it may not raises `KernelError`. The verbs are those of
+mxmoe/backends/device.
 """
 
-from mxmoe.backends.interpreter.extension import KernelError, Run, running
-from mxmoe.backends.interpreter.gemm import grouped_mm, grouped_mm_wgrad
-from mxmoe.backends.interpreter.memory import empty
-from mxmoe.backends.interpreter.quantize import quantize
-from mxmoe.backends.interpreter.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
+from mxmoe.backends.device import SUPPORTS, verbs
+from mxmoe.backends.interpreter.extension import LAUNCHER, KernelError, Run, running
 
-_ROWS = ("permute", "unpermute", "unpermute_backward", "swiglu", "swiglu_backward")
+globals().update(verbs(LAUNCHER))
 
-SUPPORTS: frozenset[tuple[str, str]] = frozenset(
-    {("quantize", format) for format in ("mxfp8", "mxfp8_e5m2", "nvfp4")}
-    | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
-    | {("grouped_mm", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2", "nvfp4")}
-    | {("grouped_mm_wgrad", format) for format in ("bf16", "fp16", "mxfp8", "mxfp8_e5m2")}
-)  # (verb, format)
-
-__all__ = [
-    "SUPPORTS",
-    "KernelError",
-    "Run",
-    "empty",
-    "grouped_mm",
-    "grouped_mm_wgrad",
-    "permute",
-    "quantize",
-    "running",
-    "swiglu",
-    "swiglu_backward",
-    "unpermute",
-    "unpermute_backward",
-]
+__all__ = ["LAUNCHER", "SUPPORTS", "KernelError", "Run", "running"]

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
+from mxmoe.backends.device import Launcher
+
 try:
     import mxmoe._interp as _interp
 except ImportError as error:  # named again, with what to do, where a verb is asked for
@@ -43,7 +45,7 @@ def running(**settings):
         _run.reset(token)
 
 
-def arch() -> str:
+def arch(_device) -> str:
     return (_run.get() or Run()).arch
 
 
@@ -51,3 +53,6 @@ def launch(name: str, *args):
     """Runs a kernel; raises KernelError where it is wrong."""
     run = _run.get() or Run()
     run.sites += getattr(_interp, name)(*args, run.seed, run.num_sms, run.site, run.mutant)
+
+
+LAUNCHER = Launcher("interpreter", arch, launch)
