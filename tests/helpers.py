@@ -4,7 +4,6 @@ poisoned outputs, and inputs full of boundary values."""
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -81,6 +80,7 @@ def backends_for(verb: str) -> list[Backend]:
 
 def backend_fixture(verb: str):
     """`backend = backend_fixture("quantize")` in a module runs its tests once per backend that has the verb."""
+    import pytest  # here: benchmarks.gpu_check needs the rest without it
 
     @pytest.fixture(params=backends_for(verb), ids=str)
     def backend(request) -> Backend:

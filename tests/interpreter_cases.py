@@ -188,3 +188,22 @@ def wgrad_case(format: str, arch: str = "sm_100"):
             check_wgrad(Problem((70, 3), 130, 50), format, torch.float32, accumulate=True)
 
     return case
+
+
+# One or two of each kernel: run under many schedules, and with every mistake made on purpose. A new kernel adds its own here.
+CASES = {
+    "quantize": quantize_case,
+    "quantize_plain": quantize_plain_case,
+    "quantize_nvfp4": quantize_nvfp4_case,
+    "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
+    **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
+    **{f"grouped_mm-{format}-columns": grouped_mm_case(format, columns=True) for format in ("mxfp8", "bf16")},
+    "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
+    **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
+    "wgrad-bf16-sm_90": wgrad_case("bf16", "sm_90"),
+    "rows": rows_case,
+    "rows_plain": rows_plain_case,
+    "swiglu": swiglu_case,
+    "swiglu_interleaved": swiglu_interleaved_case,
+    "swiglu_plain": swiglu_plain_case,
+}

@@ -10,6 +10,7 @@ from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import Problem, operand
 from tests.helpers import boundary_inputs, num_threads, poisoned
 from tests.interpreter_cases import (
+    CASES,
     INTERPRETER,
     check_grouped_mm,
     check_quantize,
@@ -18,17 +19,6 @@ from tests.interpreter_cases import (
     check_swiglu,
     check_wgrad,
     ends,
-    grouped_mm_case,
-    quantize_case,
-    quantize_nvfp4_case,
-    quantize_nvfp4_plain_case,
-    quantize_plain_case,
-    rows_case,
-    rows_plain_case,
-    swiglu_case,
-    swiglu_interleaved_case,
-    swiglu_plain_case,
-    wgrad_case,
 )
 from tests.mutants import mutants, reason
 
@@ -41,22 +31,6 @@ def _one_thread():
 
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-CASES = {
-    "quantize": quantize_case,
-    "quantize_plain": quantize_plain_case,
-    "quantize_nvfp4": quantize_nvfp4_case,
-    "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
-    **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
-    **{f"grouped_mm-{format}-columns": grouped_mm_case(format, columns=True) for format in ("mxfp8", "bf16")},
-    "grouped_mm-bf16-sm_90": grouped_mm_case("bf16", "sm_90"),
-    **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
-    "wgrad-bf16-sm_90": wgrad_case("bf16", "sm_90"),
-    "rows": rows_case,
-    "rows_plain": rows_plain_case,
-    "swiglu": swiglu_case,
-    "swiglu_interleaved": swiglu_interleaved_case,
-    "swiglu_plain": swiglu_plain_case,
-}
 
 
 @pytest.mark.parametrize("axis", ["row", "column", "both"])
