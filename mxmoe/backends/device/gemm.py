@@ -24,8 +24,8 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
         starts, rows = layout.padded_starts(offs_E), torch.arange(num_rows, dtype=torch.int32, device=offs_E.device)
         group = torch.searchsorted(offs_E, rows, right=True)
         owned, group = group < num_experts, group.clamp(max=num_experts - 1)
-        first = torch.cat((offs_E.new_zeros(1), offs_E))[group]
-        lines = torch.where(owned, starts[group] + rows - first, -1)
+        first = torch.cat((offs_E.new_zeros(1), offs_E)).take(group)
+        lines = torch.where(owned, starts.take(group) + rows - first, -1)
         a_scales = blocked(a[1], lines, layout.padded_rows(num_rows, num_experts))
         padded = layout.blocked_bytes(outputs, 1) // 4  # lines of one expert
         expert, output = (torch.arange(n, device=offs_E.device) for n in (num_experts, outputs))
@@ -88,13 +88,14 @@ def blocked_groups(scales_LN: Tensor, offs_E: Tensor) -> Tensor:
     line, block = (torch.arange(n, device=offs_E.device) for n in scales_LN.shape)
     group = torch.searchsorted(starts, block, right=True) - 1  # groups without rows come before the one that has the block
     lines = layout.blocked_bytes(num_lines, 1) // 4  # padded
-    at = lines * starts[group] + layout.blocked_offset(line.unsqueeze(1), block - starts[group], sizes[group])
-    return scattered(scales_LN, at, block < starts[group] + sizes[group], lines * num_blocks)
+    start, size = starts.take(group), sizes.take(group)
+    at = lines * start + layout.blocked_offset(line.unsqueeze(1), block - start, size)
+    return scattered(scales_LN, at, block < start + size, lines * num_blocks)
 
 
 def scattered(scales: Tensor, at: Tensor, where: Tensor, num_bytes: int) -> Tensor:
     """uint8 (num_bytes,): the scales at these bytes, where they go anywhere; zeros elsewhere. No size depends on values, so that
     a GPU need not be asked."""
     out = torch.zeros(num_bytes + 1, dtype=torch.uint8, device=scales.device)
-    out[torch.where(where, at, num_bytes)] = scales.view(torch.uint8)
-    return out[:num_bytes]
+    out.scatter_(0, torch.where(where, at, num_bytes).flatten(), scales.view(torch.uint8).flatten())
+    return out.narrow(0, 0, num_bytes)

@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,7 +15,10 @@ def for_tma(x: Tensor) -> Tensor:
     pitch = 16 // x.element_size()
     regular = x.stride(-1) == 1 and x.stride(-2) % pitch == 0 and x.stride(-2) >= x.shape[-1] and x.data_ptr() % 16 == 0
     stacked = x.ndim == 2 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return x if regular and stacked else F.pad(x, (0, -x.shape[-1] % pitch)).contiguous()[..., : x.shape[-1]]
+    if regular and stacked:
+        return x
+    rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // pitch) * pitch).narrow(-1, 0, x.shape[-1])
+    return rows.copy_(x)
 
 
 @contextmanager
