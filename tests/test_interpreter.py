@@ -7,7 +7,7 @@ import torch
 
 from mxmoe.backends.interpreter import KernelError, running
 from mxmoe.recipes import SwiGLU
-from tests.gemm_cases import Problem, operand
+from tests.gemm_cases import Problem, dense, operand
 from tests.helpers import boundary_inputs, num_threads, poisoned
 from tests.interpreter_cases import (
     CASES,
@@ -64,7 +64,7 @@ def test_quantize_of_strided_rows_and_of_no_rows():
     check_quantize(torch.empty(0, 64), "mxfp8", offs=ends(0, 0))
 
 
-PAIRS = [*((f, "sm_100") for f in ("mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16")), ("bf16", "sm_90"), ("fp16", "sm_90")]
+PAIRS = [(f, arch) for arch in ("sm_100", "sm_90") for f in ("mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16")]
 
 
 @pytest.mark.parametrize(("format", "arch"), PAIRS)
@@ -83,7 +83,7 @@ def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
         check_grouped_mm(problem, format, dtype, bias)
 
 
-@pytest.mark.parametrize(("format", "arch"), [(f, a) for f, a in PAIRS if f != "nvfp4"])
+@pytest.mark.parametrize(("format", "arch"), [(f, a) for f, a in PAIRS if f != "nvfp4" and (a == "sm_100" or "mx" not in f)])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(
     ("problem", "dtype"),
@@ -148,18 +148,50 @@ def test_no_rows(verb):
     )
 
 
-@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "bf16", "fp16"])
+@pytest.mark.parametrize(("format", "arch"), [(f, a) for f, a in PAIRS if f != "nvfp4"])
 @pytest.mark.parametrize("contraction", [128, 384, 96])  # 96: not a whole slot, B is turned before
-def test_grouped_mm_of_column_copies_is_within_its_bound(format, contraction):
-    check_grouped_mm(Problem((5, 0, 130, 1), 200, contraction, past=14), format, columns=True)
+def test_grouped_mm_of_column_copies_is_within_its_bound(format, contraction, arch):
+    with running(arch=arch):
+        check_grouped_mm(Problem((5, 0, 130, 1), 200, contraction, past=14), format, columns=True)
 
 
-def test_grouped_mm_mixes_mx_elements():
+@pytest.mark.parametrize("arch", ["sm_100", "sm_90"])
+def test_grouped_mm_mixes_mx_elements(arch):
     p = Problem((40, 30), 64, 160)
     a, b = operand(torch.ones(p.rows, p.contraction), "mxfp8"), operand(torch.ones(2, p.outputs, p.contraction), "mxfp8_e5m2")
     out = poisoned((p.rows, p.outputs), torch.float32)
-    INTERPRETER.run("grouped_mm", a, b, p.offs, None, out)
+    with running(arch=arch):
+        INTERPRETER.run("grouped_mm", a, b, p.offs, None, out)
     assert (out == 160).all()
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "nvfp4"])
+def test_sm_90_decodes_every_code_with_every_scale(format):
+    """Products with the identity, in FP32: exact, but multiples of 2^-133 below 2^-126; NaN and Inf are never hidden."""
+    fp4 = format == "nvfp4"
+    codes = torch.arange(256, dtype=torch.uint8).view(-1, 16 if fp4 else 32)  # 32 elements a row
+    scales = torch.arange(128 if fp4 else 256, dtype=torch.uint8).repeat_interleave(len(codes))
+    identity = torch.eye(32, dtype=torch.uint8)
+    b_codes = 2 * (identity[:, ::2] + 16 * identity[:, 1::2]) if fp4 else 0x38 * identity
+    b_scales = torch.full((1, 32, 2 if fp4 else 1), 0x38 if fp4 else 127, dtype=torch.uint8)
+    b = b_codes[None], b_scales, torch.ones(1, 32) if fp4 else None, "nvfp4" if fp4 else "mxfp8"
+
+    def product(a_codes):
+        a = a_codes, scales[:, None].repeat(1, b_scales.shape[2]), torch.ones(len(scales)) if fp4 else None, format
+        out = poisoned((len(scales), 32), torch.float32)
+        with running(arch="sm_90"):
+            INTERPRETER.run("grouped_mm", a, b, torch.tensor([len(scales)], dtype=torch.int32), None, out)
+        return out, dense(a)
+
+    a_codes = codes.repeat(len(scales) // len(codes), 1)
+    out, exact = product(a_codes)
+    special = ~exact.float().isfinite()
+    assert special.any()
+    assert not out[special.any(dim=1)].isfinite().any()
+    out, exact = product(a_codes if fp4 else a_codes.masked_fill(special, 0))
+    finite = exact.float().isfinite()
+    rounded = torch.where(exact.abs() < 2.0**-126, (exact * 2.0**133).round() * 2.0**-133, exact)
+    assert torch.equal(out[finite].double(), rounded[finite].float().double())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,10 +27,12 @@ void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const T
                           const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
                           const Tensor& out);
 
-// The same of BF16 or FP16 operands for sm_90a.
+// The same for sm_90a.
 template <class L>
-void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& b, const std::string& format, const Tensor& offs,
-                         const Tensor& bias, const Tensor& out);
+void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
+                         const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
+                         const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
+                         const Tensor& out);
 
 // a (tokens, O) and b (tokens, C): column copies with their groups' blocked scales, or BF16 or FP16 rows; out (E, O,
 // C).

@@ -50,6 +50,14 @@ Warp::u32 Warp::cvt_bf16x2(lane<float> low, lane<float> high) const {
 Warp::u32 Warp::cvt_f16x2(lane<float> low, lane<float> high) const {
   return pairs(low, high, 16, f16_bits);
 }
+Warp::u32 Warp::mul_bf16x2(u32 a, u32 b) const {
+  const auto product = [](uint32_t x, uint32_t y) {  // of the upper halves; exact in FP32 or rounded twice to the same
+    return bf16_bits(__builtin_bit_cast(float, x & 0xffff0000u) * __builtin_bit_cast(float, y & 0xffff0000u));
+  };
+  u32 r;
+  for (int i = 0; i < kLanes; ++i) r[i] = product(a[i] << 16, b[i] << 16) | product(a[i], b[i]) << 16;
+  return r;
+}
 
 Warp::pred Warp::active(const Op& op, pred p) const {
   for (int i = 0; i < kLanes; ++i)

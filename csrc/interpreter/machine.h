@@ -89,6 +89,7 @@ struct Warp {
   u32 cvt_e5m2x2(lane<float> low, lane<float> high) const;
   u32 cvt_bf16x2(lane<float> low, lane<float> high) const;
   u32 cvt_f16x2(lane<float> low, lane<float> high) const;
+  u32 mul_bf16x2(u32 a, u32 b) const;
 
   // --- global memory
   template <typename T>
@@ -210,10 +211,10 @@ struct Warp {
   void wgmma_fence(Where where = Where::current());
   void wgmma_commit_group(Where where = Where::current());
   void wgmma_wait_group(registers<float, 64>& d, Where where = Where::current());
-  template <bool kBF16, bool kMNMajor>
+  template <bool kBF16, bool kAMNMajor, bool kBMNMajor>
   void wgmma_m64n128k16(registers<float, 64>& d, uint64_t a, uint64_t b, bool accumulate,
                         Where where = Where::current()) {
-    wgmma(d, a, b, kBF16, kMNMajor, accumulate, where);
+    wgmma(d, a, b, kBF16, kAMNMajor, kBMNMajor, accumulate, where);
   }
 
   [[noreturn]] void read_before_wait() const;
@@ -248,7 +249,8 @@ struct Warp {
   void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
-  void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool mn_major, bool accumulate, Where where);
+  void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool a_mn, bool b_mn, bool accumulate,
+             Where where);
 
   struct WgmmaOp {
     std::function<void()> run;

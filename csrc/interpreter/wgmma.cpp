@@ -37,7 +37,7 @@ void Warp::wgmma_wait_group(registers<float, 64>& d, Where where) {
   wgmma_fenced_ = false;  // the kernel may touch the registers now
 }
 
-void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool mn_major, bool accumulate,
+void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool a_mn, bool b_mn, bool accumulate,
                  Where where) {
   constexpr int kColumns = 128, kElements = 16, kRows = 16;
   const Op op = begin("wgmma.mma_async", where);
@@ -51,14 +51,14 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
   if (op.is("b.swizzle")) b ^= uint64_t{3} << 62;
   const auto from_a = SharedDescriptor::of_wgmma(a), from_b = SharedDescriptor::of_wgmma(b);
   if (!from_a.valid || !from_b.valid) grid.fail(w, op, "descriptor", "not a valid shared-memory descriptor");
-  if (mn_major && (from_a.line_bytes != 128 || from_b.line_bytes != 128))
+  if ((a_mn && from_a.line_bytes != 128) || (b_mn && from_b.line_bytes != 128))
     grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
   if (!wgmma_fenced_) grid.fail(w, op, "race", "no wgmma.fence between uses of the registers and this");
   d.pending = this;
   const uint32_t step = ++w.tensor_step;
   const auto run = [=, this, &d, issued = Issued(w)] {
     const uint32_t record = grid.record(w, op, Proxy::kAsync, false, w.tensor_component, step);
-    const auto gather = [&](const SharedDescriptor& o, int first, int lines) {
+    const auto gather = [&](const SharedDescriptor& o, bool mn_major, int first, int lines) {
       std::vector<float> values(static_cast<size_t>(lines * kElements));
       for (int line = 0; line < lines; ++line)
         for (int k = 0; k < kElements; ++k) {
@@ -69,7 +69,7 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
         }
       return values;
     };
-    const auto va = gather(from_a, w.idx % 4 * kRows, kRows), vb = gather(from_b, 0, kColumns);
+    const auto va = gather(from_a, a_mn, w.idx % 4 * kRows, kRows), vb = gather(from_b, b_mn, 0, kColumns);
     for (int i = 0; i < kColumns / 2; ++i)
       for (int lane = 0; lane < kLanes; ++lane) {
         const int row = lane / 4 + (i & 2 ? 8 : 0), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);

@@ -12,120 +12,47 @@
 //   output finished (4 arrivals)  epilogue -> issuer
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
-#include "cuda/kernels/schedule.h"
-#include "cuda/launch.h"
-#include "cuda/tile/types.h"
-#include "formats.h"
-#include "layout.h"
+#include "cuda/kernels/grouped_mm_operands.h"
 
 namespace mxmoe::cuda::grouped_mm_sm100 {
 
-enum class Operand : uint8_t { kHalf, kMxfp8, kNvfp4 };  // half: BF16 or FP16
+using grouped_mm::globals, grouped_mm::OperandTensors;
 
 template <Operand kOperandFormat, Output kOutputType, bool kBColumnCopy = false>
-struct config {
-  static constexpr Operand kOperand = kOperandFormat;
+struct config : operand_layout<kOperandFormat, kBColumnCopy, 4> {
+  using Layout = operand_layout<kOperandFormat, kBColumnCopy, 4>;
   static constexpr Output kOutput = kOutputType;
-  static constexpr MmaKind kKind = kOperand == Operand::kHalf    ? MmaKind::kF16
-                                   : kOperand == Operand::kMxfp8 ? MmaKind::kMxf8f6f4
-                                                                 : MmaKind::kMxf4nvf4;
-  static constexpr int kRows = kTileRows, kColumns = 128, kStages = 4, kWarps = 6, kEpilogueWarps = 4;
-  static constexpr int kStepBytes = 128;  // contraction of a slot
-  static constexpr int kStep = kOperand == Operand::kHalf ? 64 : kOperand == Operand::kMxfp8 ? 128 : 256;  // elements
-  static constexpr bool kBColumns = kBColumnCopy;
-  static_assert(!kBColumns || kOperand != Operand::kNvfp4, "4-bit operands are K-major");
-  // Boxes of B in a slot: 128 lines of outputs, or lines of the contraction, as many as 128 outputs need side by side.
-  static constexpr int kBLines = kBColumns ? kStep : kColumns, kBBlocks = kBColumns ? kColumns / kStep : 1;
-  static constexpr int kScaleTiles = kOperand == Operand::kHalf    ? 0
-                                     : kOperand == Operand::kMxfp8 ? 1
-                                                                   : 4;  // of each operand in a slot
+  static constexpr MmaKind kKind = kOperandFormat == Operand::kHalf    ? MmaKind::kF16
+                                   : kOperandFormat == Operand::kMxfp8 ? MmaKind::kMxf8f6f4
+                                                                       : MmaKind::kMxf4nvf4;
+  static constexpr int kWarps = 6, kEpilogueWarps = 4;
   // Tensor memory: two accumulators, then the scale words of a slot.
-  static constexpr uint32_t kScalesA = 2 * kColumns, kScalesB = kScalesA + 16, kTmemColumns = 512;
+  static constexpr uint32_t kScalesA = 2 * Layout::kColumns, kScalesB = kScalesA + 16, kTmemColumns = 512;
   static_assert(kScalesB + 16 <= kTmemColumns, "accumulators and scales must fit in tensor memory");
 };
 
 template <class C>
-struct shared {
-  struct slot {
-    st<C::kRows, C::kStepBytes, Swizzle::k128B> a;
-    st<C::kBLines, C::kStepBytes, Swizzle::k128B> b[C::kBBlocks];
-    scale_tile a_scales[C::kScaleTiles ? C::kScaleTiles : 1], b_scales[C::kScaleTiles ? C::kScaleTiles : 1];
-  };
-  slot slots[C::kStages];
-  barrier arrived[C::kStages], finished[C::kStages], output_arrived[2], output_finished[2];
+struct shared : operand_ring<typename C::Layout> {
+  barrier output_arrived[2], output_finished[2];
   uint32_t tmem;
 };
 
-template <class M>
-struct globals {
-  typename M::tensor_map a, b;  // (rows, contraction), (experts * outputs, contraction), boxes of 128 lines x 128 bytes
-  const uint8_t *a_scales, *b_scales;  // blocked; a's by padded rows, b's one matrix per expert
-  const float *a_global, *b_global;    // NVFP4: one per row, one per expert and output
-  const float* bias;                   // (experts, outputs) or null
-  void* out;                           // (rows, outputs), out_stride elements apart
-  Groups groups;
-  int outputs, steps, scale_tiles;  // slots of the contraction; 512-byte scale tiles along it
-  int contraction;                  // elements
-  int a_element, b_element;         // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
-  int64_t out_stride;
-};
-
-template <class M, class C>
-MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
-  m.role("producer");
-  const auto one = m.elect_one();
-  ring<C::kStages> at;
-  OutputTile tile;
-  const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns)),
-            line_tiles = static_cast<int>(ceil_div(g.outputs, kScaleTileRows));
-  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
-    if (tile.group == g.groups.num_groups || g.steps == 0) break;
-    const int column = tile.column_tile * C::kColumns;
-    const int64_t a_tile = tile.padded_tile * g.scale_tiles,
-                  b_tile = (int64_t{tile.group} * line_tiles + tile.column_tile) * g.scale_tiles;
-    for (int step = 0; step < g.steps; ++step, at.advance()) {
-      auto& slot = s.slots[at.slot];
-      auto& arrived = s.arrived[at.slot];
-      const int left = g.scale_tiles - step * C::kScaleTiles, tiles = left < C::kScaleTiles ? left : C::kScaleTiles;
-      const uint32_t scale_bytes = static_cast<uint32_t>(tiles * kScaleTileBytes);
-      m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
-      m.mbarrier_arrive_expect_tx(arrived, decltype(slot.a)::num_bytes + C::kColumns * C::kStepBytes + 2 * scale_bytes,
-                                  one);
-      const int elements = C::kOperand == Operand::kHalf ? C::kStepBytes / 2 : C::kStepBytes;  // as the maps count them
-      m.tma_load(&slot.a, g.a, step * elements, static_cast<int>(tile.row), arrived, one);
-      for (int i = 0; i < C::kBBlocks; ++i) {
-        if constexpr (C::kBColumns)
-          m.tma_load(&slot.b[i], g.b, column + i * C::kColumns / C::kBBlocks,
-                     tile.group * g.contraction + step * C::kStep, arrived, one);
-        else
-          m.tma_load(&slot.b[i], g.b, step * elements, tile.group * g.outputs + column, arrived, one);
-      }
-      if constexpr (C::kScaleTiles > 0) {
-        m.bulk_load(slot.a_scales, g.a_scales + (a_tile + step * C::kScaleTiles) * kScaleTileBytes, scale_bytes,
-                    arrived, one);
-        m.bulk_load(slot.b_scales, g.b_scales + (b_tile + step * C::kScaleTiles) * kScaleTileBytes, scale_bytes,
-                    arrived, one);
-      }
-    }
-  }
-}
-
 // One slot: its scales to tensor memory, then four steps of 32 bytes of contraction.
 template <class M, class C>
-MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, typename shared<C>::slot& slot, uint32_t tmem, uint32_t d,
-                                int scale_tiles, bool first, typename M::pred one) {
-  using block = st<C::kBLines, C::kStepBytes, Swizzle::k128B>;
+MXMOE_KERNEL void multiply_slot(M& m, const globals<M>& g, operand_slot<typename C::Layout>& slot, uint32_t tmem,
+                                uint32_t d, int scale_tiles, bool first, typename M::pred one) {
   const MmaShape shape{C::kRows, C::kColumns, false, C::kBColumns};
-  for (int i = 0; i < scale_tiles; ++i) {
-    const uint32_t column = static_cast<uint32_t>(4 * i);
-    m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesA + column,
-                                tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.a_scales[i]))), one);
-    m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesB + column,
-                                tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.b_scales[i]))), one);
-  }
-  const uint64_t a = tcgen05_descriptor(decltype(slot.a)::k_major(m.shared_address(&slot.a)));
+  if constexpr (C::kScaleTiles > 0)
+    for (int i = 0; i < scale_tiles; ++i) {
+      const uint32_t column = static_cast<uint32_t>(4 * i);
+      m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesA + column,
+                                  tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.a_scales[i]))), one);
+      m.tcgen05_cp_32x128b_warpx4(tmem + C::kScalesB + column,
+                                  tcgen05_descriptor(scale_tile::as_operand(m.shared_address(&slot.b_scales[i]))), one);
+    }
+  const uint64_t a = tcgen05_descriptor(C::a_tile::k_major(m.shared_address(&slot.a)));
   const uint32_t b_address = m.shared_address(&slot.b[0]);
-  const uint64_t b = tcgen05_descriptor(C::kBColumns ? block::mn_major(b_address) : block::k_major(b_address));
+  const uint64_t b = tcgen05_descriptor(C::kBColumns ? C::b_tile::mn_major(b_address) : C::b_tile::k_major(b_address));
   constexpr uint32_t kBStepBytes = C::kBColumns ? C::kStep / 4 * C::kStepBytes : 32;
   for (int k = 0; k < C::kStepBytes / 32; ++k) {
     if (C::kOperand == Operand::kNvfp4 && k >= scale_tiles) break;  // the contraction ends here
@@ -240,7 +167,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   const uint32_t tmem = m.ld_shared_uniform(m.shared_address(&s.tmem));
 
   if (m.warp_idx() == 0)
-    produce<M, C>(m, g, s);
+    grouped_mm::produce(m, g, static_cast<operand_ring<typename C::Layout>&>(s));
   else if (m.warp_idx() == 1)
     issue<M, C>(m, g, s, tmem);
   else
@@ -253,51 +180,16 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
 
 MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 
-// values (lines, bytes or halves of contraction), lines 16 bytes apart, b's experts stacked; b's may be (contraction,
-// outputs) instead, the contraction a multiple of a slot's. Scales blocked, a's by padded rows, b's one matrix per
-// expert; global FP32 per line, NVFP4 only. element: 1 for E5M2 and BF16, 0 for E4M3 and FP16.
-struct OperandTensors {
-  Tensor values, scales, global;
-  int element;
-};
-
-template <class C, class L>
-void launch_config(L& l, globals<typename L::machine> g, const OperandTensors& a, const OperandTensors& b,
-                   const Tensor& offs, const Tensor& bias, const Tensor& out) {
-  g.a = l.tensor_map(a.values, C::kRows, C::kStepBytes, Swizzle::k128B);
-  g.b = l.tensor_map(b.values, C::kBLines, C::kStepBytes, Swizzle::k128B);
-  g.contraction = static_cast<int>(a.values.sizes[1]);
-  const int64_t num_bytes = a.values.sizes[1] * bytes_of(a.values.dtype);
-  g.steps = static_cast<int>(ceil_div(num_bytes, C::kStepBytes));
-  g.scale_tiles = static_cast<int>(C::kOperand == Operand::kNvfp4 ? ceil_div(num_bytes, 32) : g.steps);
-  l.template run<launchable<C>>(l.num_sms(), g,
-                                {{"a", a.values},
-                                 {"a scales", a.scales},
-                                 {"a global", a.global},
-                                 {"b", b.values},
-                                 {"b scales", b.scales},
-                                 {"b global", b.global},
-                                 {"offs", offs},
-                                 {"bias", bias},
-                                 {"out", out, Use::kWritten}});
-}
-
-// offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride.
 template <Operand kOperand, class L>
 void launch(L& l, const OperandTensors& a, const OperandTensors& b, bool b_columns, const Tensor& offs,
             const Tensor& bias, const Tensor& out) {
-  globals<typename L::machine> g{};
-  g.groups = {offs.ptr<int32_t>(), static_cast<int>(offs.sizes[0]), 0, out.sizes[0]};
-  g.a_scales = a.scales.ptr<uint8_t>(), g.b_scales = b.scales.ptr<uint8_t>();
-  g.a_global = a.global.ptr<float>(), g.b_global = b.global.ptr<float>();
-  g.bias = bias.ptr<float>();
-  g.out = out.data, g.out_stride = out.strides[0];
-  g.outputs = static_cast<int>(out.sizes[1]);
-  g.a_element = a.element, g.b_element = b.element;
   with_output(out.dtype, [&]<Output kOutput>() {
+    const auto run = [&]<class C>() {
+      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, out);
+    };
     if constexpr (kOperand != Operand::kNvfp4)
-      if (b_columns) return launch_config<config<kOperand, kOutput, true>>(l, g, a, b, offs, bias, out);
-    launch_config<config<kOperand, kOutput>>(l, g, a, b, offs, bias, out);
+      if (b_columns) return run.template operator()<config<kOperand, kOutput, true>>();
+    run.template operator()<config<kOperand, kOutput>>();
   });
 }
 

@@ -1,64 +1,108 @@
-// grouped_mm on sm_90a: BF16 or FP16 operands, wgmma with accumulators in registers.
+// grouped_mm on sm_90a: out[r] = a[r] . b[e]^T for the rows of every group e, by wgmma with accumulators in registers.
 //
 // One persistent CTA per SM: two warpgroups of consumers, 64 rows each of a tile of 128 x 128, and a producer warp that
-// fills a ring of slots by TMA.
+// fills a ring of slots by TMA. BF16 and FP16 slots are multiplied as they come. Of MXFP8 and NVFP4 they hold codes and
+// block scales, which two more warpgroups decode to BF16 into a second ring. B's lines run along the contraction, or
+// (column copies of weights, for dgrad) along the outputs: then it is read MN-major.
 //
-//   slot arrived (TMA bytes)     producer  -> consumers
-//   slot finished (8 arrivals)   consumers -> producer
+//   codes arrived (TMA bytes)              producer  -> decoders
+//   codes finished (8 arrivals)            decoders  -> producer
+//   halves arrived (TMA bytes | 8 arrivals)   producer | decoders  -> consumers
+//   halves finished (8 arrivals)           consumers -> producer | decoders
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
-#include "cuda/kernels/schedule.h"
-#include "cuda/launch.h"
-#include "cuda/tile/types.h"
+#include "cuda/kernels/grouped_mm_operands.h"
+#include "cuda/kernels/to_bf16.h"
 
 namespace mxmoe::cuda::grouped_mm_sm90 {
 
-template <bool kBF16Operands, Output kOutputType>
+using grouped_mm::globals, grouped_mm::OperandTensors;
+
+template <Operand kOperandFormat, bool kBF16Operands, Output kOutputType, bool kBColumnCopy>
 struct config {
-  static constexpr bool kBF16 = kBF16Operands;
+  static constexpr Operand kOperand = kOperandFormat;
+  static constexpr bool kBF16 = kBF16Operands, kDecoded = kOperand != Operand::kHalf, kBColumns = kBColumnCopy;
   static constexpr Output kOutput = kOutputType;
-  static constexpr int kRows = kTileRows, kColumns = 128, kStages = 4, kStepBytes = 128, kConsumers = 8,
-                       kWarps = kConsumers + 1;
+  using Halves = operand_layout<Operand::kHalf, kBColumns, 4>;           // what is multiplied
+  using Layout = operand_layout<kOperand, kBColumns, kDecoded ? 2 : 4>;  // what is brought
+  static constexpr int kParts = Layout::kStep / Halves::kStep;           // halves of a slot of codes
+  static constexpr int kRows = Halves::kRows, kColumns = Halves::kColumns;
+  static constexpr int kConsumers = 8, kProducer = kConsumers, kDecoders = kDecoded ? 8 : 0,
+                       kWarps = kConsumers + 1 + kDecoders;
 };
 
-template <class C>
+template <class C, bool kDecoded = C::kDecoded>
 struct shared {
-  struct slot {
-    st<C::kRows, C::kStepBytes, Swizzle::k128B> a;
-    st<C::kColumns, C::kStepBytes, Swizzle::k128B> b;
-  };
-  slot slots[C::kStages];
-  barrier arrived[C::kStages], finished[C::kStages];
+  operand_ring<typename C::Halves> halves;
+  MXMOE_KERNEL auto& brought() { return halves; }
+};
+template <class C>
+struct shared<C, true> {
+  operand_ring<typename C::Halves> halves;
+  operand_ring<typename C::Layout> codes;
+  MXMOE_KERNEL auto& brought() { return codes; }
 };
 
-template <class M>
-struct globals {
-  typename M::tensor_map a, b;  // (rows, contraction), (experts * outputs, contraction), boxes of 128 lines x 128 bytes
-  const float* bias;            // (experts, outputs) or null
-  void* out;                    // (rows, outputs), out_stride elements apart
-  Groups groups;
-  int outputs, steps;
-  int64_t out_stride;
-};
-
+// Each of eight warps 32 of the lines, or with B's column copies a quarter of the contraction.
 template <class M, class C>
-MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
-  m.role("producer");
+MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
+  m.role("decoder");
   const auto one = m.elect_one();
-  ring<C::kStages> at;
+  const int warp = m.warp_idx() - C::kProducer - 1, quarter = warp % 4;
+  const bool is_b = warp >= 4;
+  const ElementBits element = C::kOperand == Operand::kNvfp4            ? element_bits<E2M1>()
+                              : (is_b ? g.b_element : g.a_element) != 0 ? element_bits<E5M2>()
+                                                                        : element_bits<E4M3>();
+  ring<C::Layout::kStages> from;
+  ring<C::Halves::kStages> to;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
   for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     if (tile.group == g.groups.num_groups) break;
-    for (int step = 0; step < g.steps; ++step, at.advance()) {
-      auto& slot = s.slots[at.slot];
-      auto& arrived = s.arrived[at.slot];
-      m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
-      m.mbarrier_arrive_expect_tx(arrived, decltype(slot.a)::num_bytes + decltype(slot.b)::num_bytes, one);
-      m.tma_load(&slot.a, g.a, step * C::kStepBytes / 2, static_cast<int>(tile.row), arrived, one);
-      m.tma_load(&slot.b, g.b, step * C::kStepBytes / 2, tile.group * g.outputs + tile.column_tile * C::kColumns,
-                 arrived, one);
+    for (int k = 0; k < g.contraction; from.advance()) {
+      auto& codes = s.codes.slots[from.slot];
+      const uint32_t values = is_b ? m.shared_address(&codes.b[0]) : m.shared_address(&codes.a);
+      const uint32_t scales = m.shared_address(is_b ? codes.b_scales : codes.a_scales);
+      m.mbarrier_wait(s.codes.arrived[from.slot], from.parity);
+      for (int part = 0; part < C::kParts && k < g.contraction; ++part, k += C::Halves::kStep, to.advance()) {
+        auto& halves = s.halves.slots[to.slot];
+        m.mbarrier_wait(s.halves.finished[to.slot], to.parity ^ 1);
+        if (C::kBColumns && is_b)
+          columns_to_bf16(m, element, values, scales, m.shared_address(&halves.b[0]), quarter, part);
+        else
+          lines_to_bf16<C::kOperand>(m, element, values, scales,
+                                     is_b ? m.shared_address(&halves.b[0]) : m.shared_address(&halves.a), 32 * quarter,
+                                     part);
+        m.fence_proxy_async();
+        m.syncwarp();
+        m.mbarrier_arrive(s.halves.arrived[to.slot], one);
+      }
+      m.mbarrier_arrive(s.codes.finished[from.slot], one);
     }
+  }
+}
+
+// 64 rows of the tile of 128 columns, in registers: multiplied.
+template <class M, class C>
+MXMOE_KERNEL void multiply(M& m, const globals<M>& g, shared<C>& s, ring<C::Halves::kStages>& at, int first_row,
+                           typename M::template registers<float, 64>& d) {
+  using Halves = typename C::Halves;
+  const auto one = m.elect_one();
+  for (int k = 0; k < g.contraction; k += Halves::kStep, at.advance()) {
+    auto& slot = s.halves.slots[at.slot];
+    const uint64_t a = wgmma_descriptor(
+        Halves::a_tile::k_major(m.shared_address(&slot.a) + static_cast<uint32_t>(first_row * Halves::kStepBytes)));
+    const uint32_t b_address = m.shared_address(&slot.b[0]);
+    const uint64_t b =
+        wgmma_descriptor(C::kBColumns ? Halves::b_tile::mn_major(b_address) : Halves::b_tile::k_major(b_address));
+    m.mbarrier_wait(s.halves.arrived[at.slot], at.parity);
+    m.wgmma_fence();
+    for (uint32_t i = 0; i < 4; ++i)  // 16 elements, or 16 lines, of the contraction
+      m.template wgmma_m64n128k16<C::kBF16, false, C::kBColumns>(d, advance(a, 32 * i),
+                                                                 advance(b, i * (C::kBColumns ? 2048 : 32)), true);
+    m.wgmma_commit_group();
+    m.wgmma_wait_group(d);
+    m.mbarrier_arrive(s.halves.finished[at.slot], one);
   }
 }
 
@@ -66,39 +110,37 @@ template <class M, class C>
 MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   using F = typename M::template lane<float>;
   m.role("consumer");
-  const auto one = m.elect_one();
   const int half = m.warp_idx() / 4 * 64;  // rows of this warpgroup
   const auto lane = m.lane_idx();
   const bool aligned = pairs_aligned<C::kOutput>(g.out, g.out_stride, g.outputs);
-  ring<C::kStages> at;
+  ring<C::Halves::kStages> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
   for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     const bool product = tile.group < g.groups.num_groups;
     typename M::template registers<float, 64> d;
     unrolled<64>([&](int i) { d[i] = F{}; });
-    for (int step = 0; product && step < g.steps; ++step, at.advance()) {
-      auto& slot = s.slots[at.slot];
-      const uint64_t a = wgmma_descriptor(
-          decltype(slot.a)::k_major(m.shared_address(&slot.a) + static_cast<uint32_t>(half * C::kStepBytes)));
-      const uint64_t b = wgmma_descriptor(decltype(slot.b)::k_major(m.shared_address(&slot.b)));
-      m.mbarrier_wait(s.arrived[at.slot], at.parity);
-      m.wgmma_fence();
-      for (uint32_t k = 0; k < C::kStepBytes; k += 32)
-        m.template wgmma_m64n128k16<C::kBF16, false>(d, advance(a, k), advance(b, k), true);
-      m.wgmma_commit_group();
-      m.wgmma_wait_group(d);
-      m.mbarrier_arrive(s.finished[at.slot], one);
-    }
+    if (product) multiply<M, C>(m, g, s, at, half, d);
+    const auto first_row = lane / 4 + (wgmma_row(m.warp_idx() % 4, 0, 0) + half);
+    F a_global[2] = {};  // of the lane's two rows
+    if constexpr (C::kOperand == Operand::kNvfp4)
+      for (int i = 0; i < 2 && product; ++i)
+        a_global[i] =
+            m.template ld_global<float>(g.a_global + tile.row, (first_row + 8 * i) * 4, first_row + 8 * i < tile.rows);
     unrolled<32>([&](int pair) {  // two columns of one row
       const int i = 2 * pair;
-      const auto row = wgmma_row(m.warp_idx() % 4, 0, i) + half + lane / 4;
+      const auto row = first_row + wgmma_row(0, 0, i);
       const auto column = wgmma_column(0, i) + tile.column_tile * C::kColumns + lane % 4 * 2;
       F y[2] = {d[i], d[i + 1]};
-      for (int j = 0; j < 2; ++j)
-        if (g.bias && product)
-          y[j] = y[j] + m.template ld_global<float>(g.bias + int64_t{tile.group} * g.outputs, (column + j) * 4,
-                                                    column + j < g.outputs);
+      for (int j = 0; j < 2; ++j) {
+        if (!product) continue;
+        const int64_t first = int64_t{tile.group} * g.outputs;
+        const auto load = [&](const float* p) {
+          return m.template ld_global<float>(p + first, (column + j) * 4, column + j < g.outputs);
+        };
+        if constexpr (C::kOperand == Operand::kNvfp4) y[j] = y[j] * a_global[pair % 2] * load(g.b_global);
+        if (g.bias) y[j] = y[j] + load(g.bias);
+      }
       uint8_t* out = static_cast<uint8_t*>(g.out) + tile.row * g.out_stride * bytes_of(C::kOutput);
       store_pair<C::kOutput>(m, out, (row * static_cast<int>(g.out_stride) + column) * bytes_of(C::kOutput), y, column,
                              g.outputs, aligned, row < tile.rows);
@@ -111,35 +153,37 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   auto& s = m.template shared<shared<C>>();
   const auto one = m.elect_one();
   if (m.warp_idx() == 0) {
-    for (int i = 0; i < C::kStages; ++i)
-      m.mbarrier_init(s.arrived[i], 1, one), m.mbarrier_init(s.finished[i], C::kConsumers, one);
+    for (int i = 0; i < C::Halves::kStages; ++i)
+      m.mbarrier_init(s.halves.arrived[i], C::kDecoded ? C::kDecoders : 1, one),
+          m.mbarrier_init(s.halves.finished[i], C::kConsumers, one);
+    if constexpr (C::kDecoded)
+      for (int i = 0; i < C::Layout::kStages; ++i)
+        m.mbarrier_init(s.codes.arrived[i], 1, one), m.mbarrier_init(s.codes.finished[i], C::kDecoders, one);
     m.fence_mbarrier_init();
   }
   m.syncthreads();
-  if (m.warp_idx() == C::kConsumers)
-    produce<M, C>(m, g, s);
-  else
+  if (m.warp_idx() < C::kConsumers)
     consume<M, C>(m, g, s);
+  else if (m.warp_idx() == C::kProducer)
+    grouped_mm::produce<typename C::Layout>(m, g, s.brought());
+  else if constexpr (C::kDecoded)
+    decode<M, C>(m, g, s);
 }
 
 MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 
-// a (M, contraction), b (experts * outputs, contraction), lines 16 bytes apart; offs (E,); bias FP32 (E, O) or none;
-// out (M, O).
-template <bool kBF16, class L>
-void launch(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, const Tensor& bias, const Tensor& out) {
-  globals<typename L::machine> g{};
-  g.groups = {offs.ptr<int32_t>(), static_cast<int>(offs.sizes[0]), 0, out.sizes[0]};
-  g.bias = bias.ptr<float>();
-  g.out = out.data, g.out_stride = out.strides[0];
-  g.outputs = static_cast<int>(out.sizes[1]);
+// BF16 and FP16: kBF16 says which.
+template <Operand kOperand, bool kBF16, class L>
+void launch(L& l, const OperandTensors& a, const OperandTensors& b, bool b_columns, const Tensor& offs,
+            const Tensor& bias, const Tensor& out) {
   with_output(out.dtype, [&]<Output kOutput>() {
-    using C = config<kBF16, kOutput>;
-    g.a = l.tensor_map(a, C::kRows, C::kStepBytes, Swizzle::k128B);
-    g.b = l.tensor_map(b, C::kColumns, C::kStepBytes, Swizzle::k128B);
-    g.steps = static_cast<int>(ceil_div(2 * a.sizes[1], C::kStepBytes));
-    l.template run<launchable<C>>(l.num_sms(), g,
-                                  {{"a", a}, {"b", b}, {"offs", offs}, {"bias", bias}, {"out", out, Use::kWritten}});
+    const auto run = [&]<bool kBColumns>() {
+      using C = config<kOperand, kBF16, kOutput, kBColumns>;
+      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, out);
+    };
+    if constexpr (kOperand != Operand::kNvfp4)
+      if (b_columns) return run.template operator()<true>();
+    run.template operator()<false>();
   });
 }
 

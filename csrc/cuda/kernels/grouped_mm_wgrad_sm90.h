@@ -122,7 +122,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
       m.wgmma_fence();
       for (int k = 0; k < C::kTokens / C::kStepTokens; ++k) {
         const auto bytes = static_cast<uint32_t>(k * C::kStepTokens * C::kLineBytes);
-        m.template wgmma_m64n128k16<C::kBF16, true>(d, advance(a, bytes), advance(b, bytes), true);
+        m.template wgmma_m64n128k16<C::kBF16, true, true>(d, advance(a, bytes), advance(b, bytes), true);
       }
       m.wgmma_commit_group();
       m.wgmma_wait_group(d);

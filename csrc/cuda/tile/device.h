@@ -83,6 +83,11 @@ struct Device {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
   }
+  MXMOE_OP uint32_t mul_bf16x2(uint32_t a, uint32_t b) const {  // nearest even, subnormals kept
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  }
   MXMOE_OP uint32_t cvt_f16x2(float low, float high) const {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -277,8 +282,8 @@ struct Device {
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])::"memory");
   }
-  // 64 x 128 (+)= 64 x 16 times 16 x 128 of BF16 or FP16, both operands K-major or both MN-major.
-  template <bool kBF16, bool kMNMajor>
+  // 64 x 128 (+)= 64 x 16 times 16 x 128 of BF16 or FP16, each operand K-major or MN-major.
+  template <bool kBF16, bool kAMNMajor, bool kBMNMajor>
   MXMOE_OP void wgmma_m64n128k16(registers<float, 64>& d, uint64_t a, uint64_t b, bool accumulate) const {
 #define MXMOE_WGMMA(type)                                                                                              \
   asm volatile(                                                                                                        \
@@ -288,7 +293,7 @@ struct Device {
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"                                          \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"                                \
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"                                \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %67; " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %68; " \
       "}"                                                                                                              \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),    \
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),         \
@@ -298,7 +303,7 @@ struct Device {
         "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),        \
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),        \
         "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                      \
-      : "l"(a), "l"(b), "r"(uint32_t{accumulate}), "n"(kMNMajor)                                                       \
+      : "l"(a), "l"(b), "r"(uint32_t{accumulate}), "n"(kAMNMajor), "n"(kBMNMajor)                                      \
       : "memory")
     if constexpr (kBF16)
       MXMOE_WGMMA("bf16");

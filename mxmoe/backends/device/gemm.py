@@ -1,5 +1,5 @@
-"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm100.h or, of 16-bit operands, grouped_mm_sm90.h; grouped_mm_wgrad by
-grouped_mm_wgrad_sm100.h and grouped_mm_wgrad_sm90.h."""
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm{100,90}.h; grouped_mm_wgrad by grouped_mm_wgrad_sm{100,90}.h, of 16-bit operands on
+sm_90."""
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ STEP = {1: 128, 2: 64}  # contraction of the kernel's slots, by bytes of an elem
 
 
 def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
-    arch = on.arch(out_MO.device)
+    arch = on.arch(out_MO.device).replace("_", "")
     check_one_kind(on, a[3], b[3])
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
     a_values = for_tma(as_bytes(a))
-    b_columns = arch != "sm_90" and b[3] != "nvfp4" and b[0].stride(1) == 1 and b[0].shape[2] % STEP[b[0].element_size()] == 0
+    b_columns = b[3] != "nvfp4" and b[0].stride(1) == 1 and b[0].shape[2] % STEP[b[0].element_size()] == 0
     b_values = for_tma(as_bytes(b).mT if b_columns else as_bytes(b)).flatten(0, 1)
     a_scales = b_scales = None
     if a[1] is not None:
@@ -32,12 +32,8 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
         b_scales = blocked(b[1].flatten(0, 1), (expert.unsqueeze(1) * padded + output).flatten(), num_experts * padded)
     bias = None if bias_EO is None else bias_EO.float().contiguous()
     with dense(out_MO) as out:
-        if arch == "sm_90":
-            if a[3] not in HALF:
-                raise NotImplementedError(f"sm_90 has no grouped_mm of {a[3]} operands yet")
-            return on.launch("grouped_mm_sm90", a_values, b_values, a[3], offs_E.contiguous(), bias, out)
         on.launch(
-            "grouped_mm_sm100", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3], b_columns,
+            f"grouped_mm_{arch}", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3], b_columns,
             offs_E.contiguous(), bias, out,
         )  # fmt: skip
 
