@@ -1,8 +1,8 @@
-// route and route_backward, one token after the other: scores and lane sums over the experts, then a top-k by repeated
-// argmax.
+// route and route_backward, one token after the other: scores and lane sums over the experts, then the top-k.
 #include "host/exp.h"
 #include "host/route.h"
 #include "host/threads.h"
+#include "host/top_k.h"
 
 namespace mxmoe::host::MXMOE_ISA {
 namespace {
@@ -10,7 +10,6 @@ namespace {
 constexpr int64_t kChunk = 256;  // tokens whose losses are summed together; part of the contract
 constexpr float kEpsilon = 1e-20f;
 constexpr float kInf = __builtin_inff(), kNaN = __builtin_nanf("");
-constexpr int32_t kTaken = INT32_MIN;  // below the key of every float
 
 constexpr int64_t padded(int64_t experts) {
   return (experts + LaneSum::kWidth - 1) / LaneSum::kWidth * LaneSum::kWidth;
@@ -25,14 +24,15 @@ MXMOE_INLINE int64_t min_of(int64_t a, int64_t b) {
 // Rows of `width` floats that one thread reuses for every token; `width` is a multiple of 32.
 struct Scratch {
   float *logits, *softmax, *scores;
-  int32_t *keys, *bests;
-  int32_t* own;  // [top_k]
+  int32_t* keys;
+  int32_t *top_k, *own;  // memory of TopK, [top_k]
 };
 
 MXMOE_INLINE Scratch scratch_of(int64_t width, int64_t top_k) {
-  auto* base = static_cast<float*>(workspace(WorkspaceSlot::kThread, (5 * width + top_k) * sizeof(float)));
+  const int64_t size = 4 * width + TopK::memory_size(top_k) + top_k;
+  auto* base = static_cast<float*>(workspace(WorkspaceSlot::kThread, size * sizeof(float)));
   auto* keys = reinterpret_cast<int32_t*>(base + 3 * width);
-  return {base, base + width, base + 2 * width, keys, keys + width, keys + 2 * width};
+  return {base, base + width, base + 2 * width, keys, keys + width, keys + width + TopK::memory_size(top_k)};
 }
 
 // Copies the logits with NaN and +Inf as -Inf, padded with -Inf; returns whether there was one.
@@ -118,56 +118,12 @@ bool selection_keys(const Scratch& s, const float* scores, const float* bias, in
     poison |= ~(i32)fine;
     store(s.keys + e, key_of(fine ? value : splat(-kInf)));
   }
-  for (int64_t e = experts; e < width; ++e) s.keys[e] = kTaken;
+  for (int64_t e = experts; e < width; ++e) s.keys[e] = kNoKey;
   return any(poison);
 }
 
 MXMOE_INLINE float value_of(int32_t key) {
   return f32_of(static_cast<uint32_t>(key ^ ((key >> 31) & 0x7fffffff)));
-}
-
-MXMOE_INLINE int32_t reduce_most(i32 v) {
-  const uint32_t kSign = 0x80000000u;
-  return static_cast<int32_t>(reduce_max((u32)v ^ kSign) ^ kSign);
-}
-
-// The first index where `values` hold `value`, which they do.
-MXMOE_INLINE int64_t first_index(const int32_t* values, int32_t value) {
-  for (int64_t i = 0;; i += kLanes) {
-    u32 lanes_left = (u32)(load<i32>(values + i) == value) & (u32)(kLanes - lane_indices());
-    if (any((i32)lanes_left)) return i + kLanes - reduce_max(lanes_left);
-  }
-}
-
-MXMOE_INLINE int32_t block_best(const int32_t* keys) {
-  i32 best = load<i32>(keys);
-  for (int i = kLanes; i < LaneSum::kWidth; i += kLanes) {
-    i32 key = load<i32>(keys + i);
-    best = key > best ? key : best;
-  }
-  return reduce_most(best);
-}
-
-// Best keys of blocks of 32 experts, padded with taken ones: to take the best expert reads one block.
-void block_bests(const int32_t* keys, int64_t width, int32_t* bests) {
-  int64_t block = 0;
-  for (; block * LaneSum::kWidth < width; ++block) bests[block] = block_best(keys + block * LaneSum::kWidth);
-  for (; block % kLanes; ++block) bests[block] = kTaken;
-}
-
-// The expert of the largest key, the lowest id of a tie; it becomes taken.
-MXMOE_INLINE int32_t take_best(int32_t* keys, int64_t width, int32_t* bests) {
-  i32 best = load<i32>(bests);
-  for (int64_t i = kLanes; i * LaneSum::kWidth < width; i += kLanes) {
-    i32 other = load<i32>(bests + i);
-    best = other > best ? other : best;
-  }
-  const int32_t most = reduce_most(best);
-  const int64_t block = first_index(bests, most), first = block * LaneSum::kWidth;
-  const int64_t id = first + first_index(keys + first, most);
-  keys[id] = kTaken;
-  bests[block] = block_best(keys + first);
-  return static_cast<int32_t>(id);
 }
 
 // Masks (-Inf) the experts outside the best groups. A group counts the sum of its two best values, or the one it has.
@@ -246,8 +202,7 @@ void route_token(const RouteArgs& args, int64_t t, const float* bias, int64_t wi
     int32_t* own = replay ? s.own : ids;
     if (args.groups_kept < args.num_groups)
       keep_groups(s.keys, experts, args.num_groups, args.groups_kept, args.sigmoid ? s.softmax : s.scores);
-    block_bests(s.keys, width, s.bests);
-    for (int64_t k = 0; k < top_k; ++k) own[k] = take_best(s.keys, width, s.bests);
+    TopK(s.top_k, top_k).select(s.keys, width, own);
     if (replay) filter_replay(args, replay, own, scores, ids);
   } else {
     memcpy(ids, replay, top_k * sizeof(int32_t));
