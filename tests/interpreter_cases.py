@@ -165,6 +165,16 @@ def swiglu_plain_case():
     check_swiglu(20, 36, torch.bfloat16, None, SwiGLU(), "concatenated", None)
 
 
+def cluster_case(dtype=torch.float32):
+    """Rows that end inside the second tile of a pair."""
+    x = torch.randn(100, 128 // dtype.itemsize, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = torch.ones_like(x)
+    out, want = poisoned(x.shape, dtype), x + sums
+    LAUNCHER.launch("cluster_copy", x, out, sums)
+    assert_same_bits(out, x)
+    assert_same_bits(sums, want)
+
+
 def check_wgrad(p: Problem, format: str, dtype=torch.bfloat16, accumulate: bool = False):
     """Within the bound of FP64; rows past the last group, NaN here, enter nowhere."""
     g = torch.Generator().manual_seed(0)
@@ -202,6 +212,7 @@ CASES = {
     **{f"grouped_mm-{format}-columns-sm_90": grouped_mm_case(format, "sm_90", columns=True) for format in ("mxfp8", "bf16")},
     **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "bf16")},
     "wgrad-bf16-sm_90": wgrad_case("bf16", "sm_90"),
+    "cluster": cluster_case,
     "rows": rows_case,
     "rows_plain": rows_plain_case,
     "swiglu": swiglu_case,

@@ -18,6 +18,7 @@ from tests.interpreter_cases import (
     check_rows,
     check_swiglu,
     check_wgrad,
+    cluster_case,
     ends,
 )
 from tests.mutants import mutants, reason
@@ -192,6 +193,11 @@ def test_sm_90_decodes_every_code_with_every_scale(format):
     finite = exact.float().isfinite()
     rounded = torch.where(exact.abs() < 2.0**-126, (exact * 2.0**133).round() * 2.0**-133, exact)
     assert torch.equal(out[finite].double(), rounded[finite].float().double())
+
+
+def test_stores_add_in_every_dtype():
+    for dtype in FLOATS:
+        cluster_case(dtype)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,6 +23,7 @@ EXPECTED = {
     "swiglu_backward<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE", "MUFU.RCP"), ("MUFU.EX2",)),
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
+    "cluster_copy<": ({"sm_100"}, ("UTMALDG.2D.2CTA", "UCGABAR", "SYNCS.ARRIVE", "UTMASTG", "UTMAREDG"), ()),
     "grouped_mm_sm90<0": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR"), ("HMMA", "STS")),
     "grouped_mm_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32.BF16", "UTMALDG", "UBLKCP", "HMUL2.BF16", "STS.128"), ("HMMA", "F2F.")),
     "grouped_mm_wgrad_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "STS.128", "WARPGROUP.DEPBAR"), ("HMMA",)),

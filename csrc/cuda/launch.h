@@ -4,7 +4,8 @@
 //   L::machine                                          the Machine
 //   l.tensor_map(t, box_rows, box_bytes, swizzle)       a TMA descriptor of t's last two dimensions
 //   l.num_sms()                                         CTAs of a persistent kernel
-//   l.template run<K>(num_ctas, globals, arguments)     K: name, warps, shared_type, globals_type<M>, run(m, globals)
+//   l.template run<K>(num_ctas, globals, arguments)     K: name, warps, CTAs of a cluster, of which num_ctas is a
+//                                                       multiple, shared_type, globals_type<M>, run(m, globals)
 #pragma once
 #include <cstdint>
 
@@ -36,6 +37,7 @@ inline TensorMapArgs tensor_map_args(const Tensor& t, uint32_t box_rows, uint32_
   args.rows = static_cast<uint64_t>(rows), args.columns = static_cast<uint64_t>(t.sizes[t.ndim - 1]);
   args.row_bytes = static_cast<uint64_t>(t.strides[t.ndim - 2]) * element;
   args.box_rows = box_rows, args.box_columns = box_bytes / element, args.element_bytes = element;
+  args.dtype = t.dtype;
   args.swizzle = swizzle;
   return args;
 }

@@ -29,9 +29,22 @@ DeviceTensorMap encode(const TensorMapArgs& a) {
   static_assert(sizeof(DeviceTensorMap) == sizeof(CUtensorMap), "a TMA descriptor has 128 bytes");
   static constexpr CUtensorMapSwizzle kSwizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
                                                      CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
-  const auto type = a.element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                    : a.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                           : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  const auto type = [&] {
+    switch (a.dtype) {
+      case DType::kF32:
+        return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+      case DType::kBF16:
+        return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+      case DType::kF16:
+        return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+      case DType::kI32:
+        return CU_TENSOR_MAP_DATA_TYPE_INT32;
+      case DType::kI64:
+        return CU_TENSOR_MAP_DATA_TYPE_INT64;
+      default:
+        return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    }
+  }();
   const cuuint64_t sizes[] = {a.columns, a.rows}, strides[] = {a.row_bytes};
   const cuuint32_t box[] = {a.box_columns, a.box_rows}, steps[] = {1, 1};
   CUtensorMap map;

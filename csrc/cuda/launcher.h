@@ -48,8 +48,14 @@ void Launcher::run(int64_t num_ctas, const typename K::template globals_type<Dev
   if (num_ctas == 0) return;
   constexpr int kShared = sizeof(typename K::shared_type);
   check(cudaFuncSetAttribute(entry<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), K::name);
-  entry<K><<<static_cast<unsigned>(num_ctas), K::warps * 32, kShared, stream>>>(g);
-  check(cudaGetLastError(), K::name);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {K::cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(num_ctas), config.blockDim = K::warps * 32;
+  config.dynamicSmemBytes = kShared, config.stream = stream;
+  config.attrs = &cluster, config.numAttrs = K::cluster > 1;
+  check(cudaLaunchKernelEx(&config, entry<K>, g), K::name);
 }
 #endif
 

@@ -72,4 +72,8 @@ void run_swiglu_backward(L& l, const Tensor& da, const Tensor& h, const Tensor& 
                          const std::string& format, bool floor, const Tensor& row_values, const Tensor& row_scales,
                          const Tensor& column_values, const Tensor& column_scales);
 
+// Not a verb: out = x, sum += x by clusters; (rows, 128 bytes).
+template <class L>
+void run_cluster_copy(L& l, const Tensor& x, const Tensor& out, const Tensor& sum);
+
 }  // namespace mxmoe::cuda

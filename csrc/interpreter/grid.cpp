@@ -7,20 +7,29 @@
 
 namespace mxmoe::interpreter {
 
-Grid::Grid(const char* kernel, Options options, int num_ctas, int warps_per_cta, size_t shared_bytes,
-           std::vector<Buffer> buffers)
-    : kernel_(kernel),
-      options_(std::move(options)),
-      num_ctas_(num_ctas),
-      warps_per_cta_(warps_per_cta),
-      shared_bytes_(shared_bytes),
-      buffers_(std::move(buffers)),
-      random_(options_.seed) {
-  if (shared_bytes > kSharedBytes)
-    throw KernelError("launch", kernel_ + " wants " + std::to_string(shared_bytes) + " bytes of shared memory");
-  std::erase_if(buffers_, [](const Buffer& b) { return !b.data || !b.num_bytes; });
-  for (const Buffer& b : buffers_)
-    buffer_shadows_.emplace_back(b.use == cuda::Use::kRead ? 0 : b.num_bytes, b.use == cuda::Use::kUpdated);
+Grid::Grid(Options options, std::vector<Launch> launches) : options_(std::move(options)), random_(options_.seed) {
+  for (Launch& launch : launches) {
+    if (launch.shared_bytes > kSharedBytes)
+      throw KernelError("launch",
+                        launch.kernel + " wants " + std::to_string(launch.shared_bytes) + " bytes of shared memory");
+    if (launch.num_ctas % launch.cluster_ctas)
+      throw KernelError("launch", launch.kernel + " wants clusters of " + std::to_string(launch.cluster_ctas) +
+                                      " CTAs, not a divisor of " + std::to_string(launch.num_ctas));
+    Running& r = launches_.emplace_back();
+    for (const Buffer& b : launch.buffers) {
+      if (!b.data || !b.num_bytes) continue;
+      size_t i = 0;
+      while (i < memory_.size() && (memory_[i].buffer.data != b.data || memory_[i].buffer.num_bytes != b.num_bytes))
+        ++i;
+      if (i == memory_.size()) memory_.push_back({b, Shadow()});
+      cuda::Use& use = memory_[i].buffer.use;  // by any: written, else updated, else read
+      if (use == cuda::Use::kRead || b.use == cuda::Use::kWritten) use = b.use;
+      r.memory.emplace_back(i, b.use);
+    }
+    r.launch = std::move(launch);
+  }
+  for (Memory& m : memory_)
+    if (m.buffer.use != cuda::Use::kRead) m.shadow = Shadow(m.buffer.num_bytes, m.buffer.use == cuda::Use::kUpdated);
 }
 
 Grid::~Grid() = default;
@@ -28,37 +37,63 @@ Cta::~Cta() = default;
 
 // --- the scheduler
 
-void Grid::run(const std::function<void(Warp&)>& body) {
-  while (started_ < num_ctas_ || !resident_.empty()) {
-    while (started_ < num_ctas_ && static_cast<int>(resident_.size()) < options_.num_sms) start_cta(body);
+bool Grid::is_over(const Running& r) const {
+  const int after = r.launch.after;
+  return r.ended == r.launch.num_ctas && r.stores == 0 && (after < 0 || is_over(launches_[static_cast<size_t>(after)]));
+}
+
+void Grid::run() {
+  for (;;) {
+    start_clusters();
+    if (resident_.empty() && copies_.empty()) return;
     step();
     for (size_t i = resident_.size(); i-- > 0;)
-      if (resident_[i]->live == 0)
+      if (resident_[i]->sync.live == 0)
         end_cta(*resident_[i]), resident_.erase(resident_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
-void Grid::start_cta(const std::function<void(Warp&)>& body) {
-  ctas_.push_back(std::make_unique<Cta>());
-  Cta& cta = *ctas_.back();
-  cta.idx = started_++;
-  cta.shared_bytes = shared_bytes_;
-  cta.storage.reset(new std::byte[shared_bytes_ + 1024]);
+void Grid::start_clusters() {
+  for (Running& r : launches_) {
+    if (r.started == r.launch.num_ctas) continue;
+    if (r.launch.after >= 0) {
+      const Running& before = launches_[static_cast<size_t>(r.launch.after)];
+      if (!is_over(before)) continue;
+      if (r.started == 0) r.before = before.over;
+    }
+    const int room = std::max(options_.num_sms, r.launch.cluster_ctas);
+    while (r.started < r.launch.num_ctas && r.started - r.ended + r.launch.cluster_ctas <= room) {
+      Cluster& cluster = *clusters_.emplace_back(std::make_unique<Cluster>());
+      for (int i = 0; i < r.launch.cluster_ctas; ++i) start_cta(r, cluster);
+    }
+  }
+}
+
+void Grid::start_cta(Running& r, Cluster& cluster) {
+  Cta& cta = *ctas_.emplace_back(std::make_unique<Cta>());
+  cta.idx = r.started++;
+  cta.running = &r, cta.cluster = &cluster;
+  cta.cluster_rank = static_cast<int>(cluster.ctas.size());
+  cluster.ctas.push_back(&cta);
+  cta.shared_bytes = r.launch.shared_bytes;
+  cta.storage.reset(new std::byte[cta.shared_bytes + 1024]);
   cta.shared = cta.storage.get() + (1024 - reinterpret_cast<uintptr_t>(cta.storage.get()) % 1024) % 1024;
-  std::memset(cta.shared, 0x7f, shared_bytes_);  // NaN in FP8, a large number in FP32
-  cta.shared_shadow = Shadow(shared_bytes_);
+  std::memset(cta.shared, 0x7f, cta.shared_bytes);  // NaN in FP8, a large number in FP32
+  cta.shared_shadow = Shadow(cta.shared_bytes);
   cta.tensor_component = components_++;
-  cta.live = warps_per_cta_;
-  cta.warps = std::vector<WarpState>(static_cast<size_t>(warps_per_cta_));
-  for (int i = 0; i < warps_per_cta_; ++i) {
+  const int num_warps = r.launch.warps_per_cta;
+  cta.sync.live = num_warps, cluster.barrier.live += num_warps;
+  cta.warps = std::vector<WarpState>(static_cast<size_t>(num_warps));
+  for (int i = 0; i < num_warps; ++i) {
     WarpState& w = cta.warps[static_cast<size_t>(i)];
     w.cta = &cta, w.idx = i;
     w.component = components_++, w.tensor_component = components_++;
+    w.generic.join(r.before), w.async.join(r.before);
     w.generic.raise(w.component, w.step);
     Warp* machine = cta.machines.emplace_back(std::make_unique<Warp>(*this, w)).get();
-    w.fiber = std::make_unique<Fiber>([this, machine, &body] {
+    w.fiber = std::make_unique<Fiber>([this, machine, &r] {
       try {
-        body(*machine);
+        r.launch.body(*machine);
       } catch (...) {
         error_ = std::current_exception();
       }
@@ -68,18 +103,26 @@ void Grid::start_cta(const std::function<void(Warp&)>& body) {
 }
 
 void Grid::end_cta(Cta& cta) {
-  const WarpState& w = cta.warps[0];
   while (!cta.tensor_queue.empty()) {  // in flight when the last warp left: harmless unless it reads what is gone
     auto run = std::move(cta.tensor_queue.front());
     cta.tensor_queue.pop_front();
     run();
   }
   if (!cta.tmem_allocations.empty())
-    throw KernelError("tensor memory", who(w) + ": the CTA ended without freeing its tensor memory");
+    throw KernelError("tensor memory", who(cta) + ": the CTA ended without freeing its tensor memory");
   for (auto& [address, b] : cta.barriers)
     if (b.bytes)
-      throw KernelError("barrier", who(w) + ": the CTA ended while the barrier at shared address " +
+      throw KernelError("barrier", who(cta) + ": the CTA ended while the barrier at shared address " +
                                        std::to_string(address) + " expects " + std::to_string(b.bytes) + " more bytes");
+  Clock end;
+  for (const WarpState& w : cta.warps) end.join(w.generic);
+  for (uint32_t record : cta.remote_records)
+    if (end.of(records_[record].component) < records_[record].step)
+      throw KernelError("race", who(cta) +
+                                    ": the end of the CTA is not ordered after the access to its shared memory by " +
+                                    by(records_[record]));
+  cta.running->over.join(end);
+  ++cta.running->ended;
   cta.storage.reset();
   cta.shared = nullptr;
   cta.shared_shadow = Shadow();
@@ -88,11 +131,13 @@ void Grid::end_cta(Cta& cta) {
   for (WarpState& each : cta.warps) each.fiber.reset();
 }
 
-bool Grid::runnable(const WarpState& w) const {
-  if (w.fiber->ended()) return false;
-  if (w.wait.kind == Wait::kBarrier) return w.wait.barrier->parity != w.wait.parity;
-  if (w.wait.kind == Wait::kSync) return w.cta->generation != w.wait.generation;
-  return true;
+void Grid::end_warp(WarpState& w) {
+  Cta& cta = *w.cta;
+  cta.machines[static_cast<size_t>(w.idx)]->end();
+  if (--cta.sync.live > 0 && cta.sync.arrived == cta.sync.live && cta.sync.arrived)
+    throw KernelError("barrier", who(w) + " ended while other warps of its CTA wait in syncthreads");
+  --cta.cluster->barrier.live;
+  cta.cluster->barrier.complete();
 }
 
 // One warp runs to its next pause, or one engine finishes one operation. Some seeds starve the engines, some hurry
@@ -102,7 +147,7 @@ void Grid::step() {
   std::vector<Cta*> queues;
   for (Cta* cta : resident_) {
     for (WarpState& w : cta->warps)
-      if (runnable(w)) warps.push_back(&w);
+      if (!w.fiber->ended() && (!w.wait.ready || w.wait.ready())) warps.push_back(&w);
     if (!cta->tensor_queue.empty()) queues.push_back(cta);
   }
   const size_t engines = copies_.size() + queues.size();
@@ -111,11 +156,10 @@ void Grid::step() {
   const bool run_warp = !warps.empty() && (!engines || random_() % 100 < kWarpShare[options_.seed % 3]);
   if (run_warp) {
     WarpState& w = *warps[random_() % warps.size()];
-    w.wait.kind = Wait::kNone;
+    w.wait = {};
     w.fiber->resume();
     if (error_) std::rethrow_exception(error_);
-    if (w.fiber->ended() && --w.cta->live > 0 && w.cta->arrived == w.cta->live && w.cta->arrived)
-      throw KernelError("barrier", who(w) + " ended while other warps of its CTA wait in syncthreads");
+    if (w.fiber->ended()) end_warp(w);
     return;
   }
   size_t i = random_() % engines;
@@ -142,8 +186,22 @@ Grid::Op Grid::begin(WarpState& w, const char* name, const std::source_location&
 
 // --- reports
 
+std::string Grid::who(const Cta& cta) const {
+  const Launch& launch = cta.running->launch;
+  const bool several = launches_.front().launch.device != launches_.back().launch.device;
+  return launch.kernel + (several ? ", device " + std::to_string(launch.device) : "") + ", CTA " +
+         std::to_string(cta.idx);
+}
+
 std::string Grid::who(const WarpState& w) const {
-  return kernel_ + ", CTA " + std::to_string(w.cta->idx) + ", " + w.role + " (warp " + std::to_string(w.idx) + ")";
+  return who(*w.cta) + ", " + w.role + " (warp " + std::to_string(w.idx) + ")";
+}
+
+std::string Grid::by(const Access& access) const {
+  const auto& w = *static_cast<const WarpState*>(access.warp);
+  const std::string at = std::string(sites_[access.site].op) + " at " + sites_[access.site].label;
+  if (launches_.size() > 1) return at + " of " + who(w);
+  return at + " of CTA " + std::to_string(w.cta->idx) + ", " + w.role;
 }
 
 void Grid::fail(const WarpState& w, const Op& op, const std::string& kind, const std::string& what) const {
@@ -154,30 +212,17 @@ void Grid::conflict(const WarpState& w, const Op& op, const Shadow::Conflict& c,
                     const std::string& place) const {
   if (c.kind == Shadow::Conflict::kUninitialised) fail(w, op, "uninitialised", place + " was never written");
   const Access &before = records_[c.other], &now = records_[record];
-  const auto& other = *static_cast<const WarpState*>(before.warp);
   fail(w, op, "race",
        std::string(now.write ? "write" : "read") + " of " + place + " is not ordered after the " +
-           (before.write ? "write" : "read") + " by " + sites_[before.site].op + " at " + sites_[before.site].label +
-           " of CTA " + std::to_string(other.cta->idx) + ", " + other.role);
+           (before.write ? "write" : "read") + " by " + by(before));
 }
 
 void Grid::deadlock() const {
-  std::string text = kernel_ + ": no warp can go on and nothing is in flight";
+  std::string text = resident_.front()->running->launch.kernel + ": no warp can go on and nothing is in flight";
   for (const Cta* cta : resident_)
-    for (const WarpState& w : cta->warps) {
-      text += "\n  CTA " + std::to_string(cta->idx) + ", " + w.role + " (warp " + std::to_string(w.idx) + "): ";
-      if (w.fiber->ended()) {
-        text += "ended";
-      } else if (w.wait.kind == Wait::kSync) {
-        text += "in syncthreads at " + sites_[w.wait.site].label;
-      } else {
-        const Barrier& b = *w.wait.barrier;
-        text += "waits at " + sites_[w.wait.site].label + " for parity " + std::to_string(w.wait.parity) +
-                " of the barrier at shared address " + std::to_string(w.wait.address) + " (phase " +
-                std::to_string(b.phases) + ", " + std::to_string(b.pending) + " of " + std::to_string(b.count) +
-                " arrivals and " + std::to_string(b.bytes) + " bytes missing)";
-      }
-    }
+    for (const WarpState& w : cta->warps)
+      text += "\n  " + who(w) + ": " +
+              (w.fiber->ended() ? "ended" : "waits at " + sites_[w.wait.site].label + " " + w.wait.text());
   throw KernelError("deadlock", text);
 }
 
@@ -195,14 +240,27 @@ uint32_t Grid::shared_offset(const WarpState& w, const Op& op, const void* p, si
   return static_cast<uint32_t>(offset);
 }
 
-void Grid::touch_shared(const WarpState& w, const Op& op, uint32_t record, const View& view, uint32_t address,
-                        size_t num_bytes) {
-  if (!w.cta->shared) fail(w, op, "race", "shared memory of a CTA that has ended");
-  if (address + num_bytes > w.cta->shared_bytes)
+std::pair<Cta*, uint32_t> Grid::in_cluster(const WarpState& w, const Op& op, uint32_t address) {
+  if (address < kClusterWindow) return {w.cta, address};
+  const auto& ctas = w.cta->cluster->ctas;
+  const uint32_t rank = address / kClusterWindow - 1;
+  if (rank >= ctas.size()) fail(w, op, "out of bounds", "no CTA " + std::to_string(rank) + " in the cluster");
+  Cta& cta = *ctas[rank];
+  if (&cta != w.cta && !w.generic.of(cta.warps[0].component))
+    fail(w, op, "race", "nothing says that CTA " + std::to_string(cta.idx) + " of the cluster has begun");
+  return {&cta, address % kClusterWindow};
+}
+
+void Grid::touch_shared_of(Cta& in, const WarpState& w, const Op& op, uint32_t record, const View& view,
+                           uint32_t address, size_t num_bytes) {
+  if (!in.shared) fail(w, op, "race", "shared memory of a CTA that has ended");
+  if (address + num_bytes > in.shared_bytes)
     fail(w, op, "out of bounds",
          "shared address " + std::to_string(address) + " + " + std::to_string(num_bytes) + " of " +
-             std::to_string(w.cta->shared_bytes));
-  const auto c = w.cta->shared_shadow.access(records_, record, view, address, num_bytes);
+             std::to_string(in.shared_bytes));
+  if (&in != w.cta && (in.remote_records.empty() || in.remote_records.back() != record))
+    in.remote_records.push_back(record);
+  const auto c = in.shared_shadow.access(records_, record, view, address, num_bytes);
   if (c.kind) conflict(w, op, c, record, "shared address " + std::to_string(c.cell));
 }
 
@@ -229,35 +287,46 @@ void Grid::touch_tmem(const WarpState& w, const Op& op, uint32_t record, const V
 void Grid::touch_global(const WarpState& w, const Op& op, uint32_t record, const View& view, const void* p,
                         size_t num_bytes) {
   const auto* address = static_cast<const std::byte*>(p);
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const Buffer& b = buffers_[i];
-    const auto offset = address - static_cast<const std::byte*>(b.data);
-    if (offset < 0 || static_cast<size_t>(offset) + num_bytes > b.num_bytes) continue;
-    if (b.use == cuda::Use::kRead) {
-      if (records_[record].write) fail(w, op, "out of bounds", "write to the input " + b.name);
-      return;
-    }
-    const auto c = buffer_shadows_[i].access(records_, record, view, static_cast<size_t>(offset), num_bytes);
-    if (c.kind) conflict(w, op, c, record, b.name + " byte " + std::to_string(c.cell));
-    return;
-  }
   std::string where = "in no buffer";
   size_t nearest = ~size_t{0};
-  for (const Buffer& b : buffers_) {
-    const auto past = address - (static_cast<const std::byte*>(b.data) + b.num_bytes);
-    const auto distance = static_cast<size_t>(past < 0 ? -(address - static_cast<const std::byte*>(b.data)) : past);
-    if (distance < nearest)
-      nearest = distance, where = "byte " + std::to_string(address - static_cast<const std::byte*>(b.data)) + " of " +
-                                  b.name + ", which has " + std::to_string(b.num_bytes);
+  for (const auto& [i, use] : w.cta->running->memory) {
+    Memory& memory = memory_[i];
+    const Buffer& b = memory.buffer;
+    const auto offset = address - static_cast<const std::byte*>(b.data);
+    const auto past = offset - static_cast<std::ptrdiff_t>(b.num_bytes);
+    if (offset < 0 || past + static_cast<std::ptrdiff_t>(num_bytes) > 0) {
+      const auto distance = static_cast<size_t>(offset < 0 ? -offset : past < 0 ? 0 : past);
+      if (distance < nearest)
+        nearest = distance,
+        where = "byte " + std::to_string(offset) + " of " + b.name + ", which has " + std::to_string(b.num_bytes);
+      continue;
+    }
+    if (use == cuda::Use::kRead && records_[record].write) fail(w, op, "out of bounds", "write to the input " + b.name);
+    if (b.use == cuda::Use::kRead) return;
+    const auto c = memory.shadow.access(records_, record, view, static_cast<size_t>(offset), num_bytes);
+    if (c.kind) conflict(w, op, c, record, b.name + " byte " + std::to_string(c.cell));
+    return;
   }
   fail(w, op, "out of bounds", std::to_string(num_bytes) + " bytes at " + where);
 }
 
 // --- barriers
 
-Barrier& Grid::barrier(WarpState& w, const Op& op, uint32_t address) {
-  const auto found = w.cta->barriers.find(address);
-  if (found == w.cta->barriers.end())
+void Rendezvous::arrive(const WarpState& w) {
+  arriving.join(w.generic), arriving_async.join(w.async);
+  ++arrived;
+}
+
+void Rendezvous::complete() {
+  if (!arrived || arrived < live) return;
+  arrived = 0, ++generation;
+  completed = std::move(arriving), completed_async = std::move(arriving_async);
+  arriving = {}, arriving_async = {};
+}
+
+Barrier& Grid::barrier_of(Cta& in, WarpState& w, const Op& op, uint32_t address) {
+  const auto found = in.barriers.find(address);
+  if (found == in.barriers.end())
     fail(w, op, "barrier", "no barrier was initialised at shared address " + std::to_string(address));
   return found->second;
 }
@@ -267,7 +336,8 @@ void Grid::complete_phase(Barrier& b) {
   b.parity ^= 1, ++b.phases;
   b.pending = b.count;
   b.completed.join(b.arriving), b.completed_async.join(b.arriving_async);
-  b.arriving = {}, b.arriving_async = {};
+  b.completed_remote.join(b.arriving_remote), b.completed_remote_async.join(b.arriving_remote_async);
+  b.arriving = {}, b.arriving_async = {}, b.arriving_remote = {}, b.arriving_remote_async = {};
 }
 
 void Grid::arrive(const WarpState& w, const Op& op, Barrier& b, int count, const Clock& generic, const Clock* async) {

@@ -1,7 +1,8 @@
-// A grid of CTAs on the CPU: warps as fibers under a seeded scheduler, asynchronous engines that finish when it says
-// so, and the memory they share with everything that is known about it.
+// Grids of CTAs on the CPU: warps as fibers under a seeded scheduler, asynchronous engines that finish when it says so,
+// and the memory they share with everything that is known about it.
 //
-// One Grid is one launch. Whatever is wrong with the kernel ends it with a KernelError that says where.
+// One Grid runs the launches of one or several devices, which reach each other's global memory. Whatever is wrong with
+// a kernel ends it with a KernelError that says where.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,7 @@ namespace mxmoe::interpreter {
 
 constexpr int kLanes = 32, kTmemLanes = 128, kTmemColumns = 512;
 constexpr size_t kSharedBytes = 227 * 1024;
+constexpr uint32_t kClusterWindow = 1 << 24;  // addresses of rank r's shared memory in the cluster start at r + 1 of it
 
 // kind: "race", "uninitialised", "out of bounds", "deadlock", "barrier", "tensor memory", "descriptor", "copy".
 struct KernelError : std::runtime_error {
@@ -40,9 +42,21 @@ struct Buffer {
   cuda::Use use;
 };
 
+struct Warp;
+
+// A kernel on a device. It begins when the launch before it that has the number `after` (-1: none) is over.
+struct Launch {
+  std::string kernel;
+  int device, after;
+  int num_ctas, warps_per_cta, cluster_ctas;
+  size_t shared_bytes;
+  std::vector<Buffer> buffers;
+  std::function<void(Warp&)> body;
+};
+
 struct Options {
   uint64_t seed = 0;
-  int num_sms = 2;          // CTAs that run at the same time
+  int num_sms = 2;          // CTAs of a launch that run at the same time, or one cluster
   std::string mutant_site;  // label of the one call that is done wrongly,
   std::string mutant;       // and how; see Op
 };
@@ -54,19 +68,33 @@ struct Barrier {
   uint32_t parity = 0;
   int64_t phases = 0;  // completed
   uint32_t init_record = 0;
-  Clock arriving, arriving_async;    // of this phase
-  Clock completed, completed_async;  // of all phases before it
+  Clock arriving, arriving_async;                                                          // of this phase
+  Clock completed, completed_async;                                                        // of all phases before it
+  Clock arriving_remote, arriving_remote_async, completed_remote, completed_remote_async;  // by warps of other CTAs
 };
 
 struct Cta;
-struct Warp;
+struct WarpState;
 
-struct Wait {
-  enum Kind { kNone, kBarrier, kSync } kind = kNone;
-  Barrier* barrier = nullptr;
-  uint32_t address = 0, parity = 0;
+// Where the warps of a CTA, or of a cluster, wait for each other.
+struct Rendezvous {
+  int live = 0, arrived = 0;
   int64_t generation = 0;
+  Clock arriving, arriving_async, completed, completed_async;
+  void arrive(const WarpState& w);
+  void complete();  // if all have arrived
+};
+
+struct Cluster {
+  std::vector<Cta*> ctas;
+  Rendezvous barrier;
+};
+
+// What a warp waits for, and how a report of a deadlock says it.
+struct Wait {
   uint32_t site = 0;
+  std::function<bool()> ready;  // none: nothing
+  std::function<std::string()> text;
 };
 
 struct WarpState {
@@ -76,6 +104,7 @@ struct WarpState {
   uint32_t component = 0, tensor_component = 0;
   uint32_t step = 1, tensor_step = 0, tensor_done = 0;  // tensor: tcgen05.ld issued, waited for
   Clock generic, async, tensor;
+  int64_t cluster_generation = -1;  // of the barrier.cluster.arrive that is not waited for
   Wait wait;
   std::unique_ptr<Fiber> fiber;
   View view() const { return {&generic, &async, &tensor}; }
@@ -88,8 +117,13 @@ struct Issued {
   View view() const { return {&generic, &async, &tensor}; }
 };
 
+struct Running;
+
 struct Cta {
   int idx = 0;
+  Running* running = nullptr;
+  Cluster* cluster = nullptr;
+  int cluster_rank = 0;
   std::unique_ptr<std::byte[]> storage;
   std::byte* shared = nullptr;  // 1024-byte aligned
   size_t shared_bytes = 0;
@@ -101,20 +135,27 @@ struct Cta {
   std::map<uint32_t, Barrier> barriers;            // by shared address
   std::deque<std::function<void()>> tensor_queue;  // in order
   uint32_t tensor_component = 0, tensor_step = 0;
-  int arrived = 0, live = 0;  // __syncthreads
-  int64_t generation = 0;
-  Clock sync_arriving, sync_arriving_async, sync_completed, sync_completed_async;
+  std::vector<uint32_t> remote_records;  // of accesses to its shared memory by other CTAs
+  Rendezvous sync;                       // __syncthreads
   std::vector<WarpState> warps;
   std::vector<std::unique_ptr<Warp>> machines;  // of the warps; they outlive them, for what is still in flight
   ~Cta();
 };
 
+// A launch on its way.
+struct Running {
+  Launch launch;
+  std::vector<std::pair<size_t, cuda::Use>> memory;  // which of the Grid's it may touch
+  int started = 0, ended = 0;
+  int stores = 0;  // to global memory, in flight
+  Clock before, over;
+};
+
 class Grid {
  public:
-  Grid(const char* kernel, Options options, int num_ctas, int warps_per_cta, size_t shared_bytes,
-       std::vector<Buffer> buffers);
+  Grid(Options options, std::vector<Launch> launches);
   ~Grid();
-  void run(const std::function<void(Warp&)>& body);
+  void run();
   std::vector<Site> sites() const { return sites_.list(); }
 
   // For Warp (machine.h): one instruction each.
@@ -128,18 +169,24 @@ class Grid {
   void pause(WarpState& w) { w.fiber->pause(); }
   void mark_predicated(const Op& op) { sites_.mark_predicated(op.site); }
   bool chance(int one_in) { return random_() % static_cast<unsigned>(one_in) == 0; }
-  int num_ctas() const { return num_ctas_; }
 
   uint32_t record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step);
   uint32_t shared_offset(const WarpState& w, const Op& op, const void* p, size_t num_bytes);
+  // The CTA whose shared memory an address of the cluster is in, and the address there.
+  std::pair<Cta*, uint32_t> in_cluster(const WarpState& w, const Op& op, uint32_t address);
   void touch_shared(const WarpState& w, const Op& op, uint32_t record, const View& view, uint32_t address,
-                    size_t num_bytes);
+                    size_t num_bytes) {
+    touch_shared_of(*w.cta, w, op, record, view, address, num_bytes);
+  }
+  void touch_shared_of(Cta& in, const WarpState& w, const Op& op, uint32_t record, const View& view, uint32_t address,
+                       size_t num_bytes);
   void touch_tmem(const WarpState& w, const Op& op, uint32_t record, const View& view, int lane, int lanes, int column,
                   int columns);
   void touch_global(const WarpState& w, const Op& op, uint32_t record, const View& view, const void* p,
                     size_t num_bytes);
 
-  Barrier& barrier(WarpState& w, const Op& op, uint32_t address);
+  Barrier& barrier(WarpState& w, const Op& op, uint32_t address) { return barrier_of(*w.cta, w, op, address); }
+  Barrier& barrier_of(Cta& in, WarpState& w, const Op& op, uint32_t address);
   void arrive(const WarpState& w, const Op& op, Barrier& b, int count, const Clock& generic, const Clock* async);
   void complete_bytes(const WarpState& w, const Op& op, Barrier& b, int64_t num_bytes, const Clock& clock);
   void release(WarpState& w) { ++w.step, w.generic.raise(w.component, w.step); }
@@ -151,27 +198,34 @@ class Grid {
   [[noreturn]] void fail(const WarpState& w, const Op& op, const std::string& kind, const std::string& what) const;
 
  private:
-  void start_cta(const std::function<void(Warp&)>& body);
+  // Global memory, whichever launches touch it; one that only reads has no shadow.
+  struct Memory {
+    Buffer buffer;
+    Shadow shadow;
+  };
+
+  bool is_over(const Running& r) const;
+  void start_clusters();
+  void start_cta(Running& r, Cluster& cluster);
   void end_cta(Cta& cta);
-  bool runnable(const WarpState& w) const;
+  void end_warp(WarpState& w);
   void step();
   [[noreturn]] void deadlock() const;
   [[noreturn]] void conflict(const WarpState& w, const Op& op, const Shadow::Conflict& c, uint32_t record,
                              const std::string& place) const;
+  std::string who(const Cta& cta) const;  // "kernel, CTA 3"
   std::string who(const WarpState& w) const;
+  std::string by(const Access& access) const;
   void complete_phase(Barrier& b);
 
-  std::string kernel_;
   Options options_;
-  int num_ctas_, warps_per_cta_;
-  size_t shared_bytes_;
-  std::vector<Buffer> buffers_;
-  std::vector<Shadow> buffer_shadows_;
+  std::vector<Running> launches_;
+  std::vector<Memory> memory_;
   Sites sites_;
   std::vector<Access> records_{1};          // record 0 is none
   std::vector<std::unique_ptr<Cta>> ctas_;  // started; ended ones keep no memory
+  std::vector<std::unique_ptr<Cluster>> clusters_;
   std::vector<Cta*> resident_;
-  int started_ = 0;
   uint32_t components_ = 0;
   std::vector<uint32_t> copy_components_;
   std::map<uint32_t, uint32_t> copy_steps_;

@@ -21,9 +21,9 @@ struct Launcher {
   template <class K>
   void run(int64_t num_ctas, const typename K::template globals_type<Warp>& g,
            const std::vector<cuda::Argument>& arguments) {
-    Grid grid(K::name, options, static_cast<int>(num_ctas), K::warps, sizeof(typename K::shared_type),
-              buffers(arguments));
-    grid.run([&](Warp& m) { K::run(m, g); });
+    Grid grid(options, {{K::name, 0, -1, static_cast<int>(num_ctas), K::warps, K::cluster,
+                         sizeof(typename K::shared_type), buffers(arguments), [&](Warp& m) { K::run(m, g); }}});
+    grid.run();
     sites = grid.sites();
   }
 

@@ -139,28 +139,31 @@ uint32_t Warp::ld_shared_uniform(uint32_t address, Where where) {
 
 // --- barriers
 
-void Warp::block(Wait wait) {
-  w.wait = wait;
+void Warp::block(const Op& op, std::function<bool()> ready, std::function<std::string()> text) {
+  if (ready()) return;
+  w.wait = {op.site, std::move(ready), std::move(text)};
   grid.pause(w);
+}
+
+// The last thing a warp does.
+void Warp::end() {
+  for (const BulkGroup& group : bulk_groups_)
+    if (!group.read)
+      throw KernelError("copy", std::string(w.role) + " (warp " + std::to_string(w.idx) + ") of CTA " +
+                                    std::to_string(w.cta->idx) +
+                                    " ended without waiting until its stores had read shared memory");
 }
 
 void Warp::syncthreads(Where where) {
   const Op op = begin("syncthreads", where);
   if (op.is("skip")) return;
-  Cta& cta = *w.cta;
-  cta.sync_arriving.join(w.generic), cta.sync_arriving_async.join(w.async);
+  Rendezvous& sync = w.cta->sync;
+  const int64_t generation = sync.generation;
+  sync.arrive(w);
   grid.release(w);
-  const int64_t generation = cta.generation;
-  if (++cta.arrived == cta.live) {
-    cta.arrived = 0, ++cta.generation;
-    cta.sync_completed = cta.sync_arriving, cta.sync_completed_async = cta.sync_arriving_async;
-    cta.sync_arriving = {}, cta.sync_arriving_async = {};
-  } else {
-    Wait wait;
-    wait.kind = Wait::kSync, wait.generation = generation, wait.site = op.site;
-    block(wait);
-  }
-  w.generic.join(cta.sync_completed), w.async.join(cta.sync_completed_async);
+  sync.complete();
+  block(op, [&sync, generation] { return sync.generation != generation; }, [] { return "in syncthreads"; });
+  w.generic.join(sync.completed), w.async.join(sync.completed_async);
 }
 
 void Warp::mbarrier_init(barrier& b, int count, pred p, Where where) {
@@ -217,18 +220,24 @@ void Warp::mbarrier_arrive_expect_tx(barrier& b, uint32_t num_bytes, pred p, Whe
   }
 }
 
-void Warp::mbarrier_wait(barrier& b, uint32_t parity, Where where) {
-  const Op op = begin("mbarrier.wait", where);
+void Warp::wait_for(const Op& op, barrier& b, uint32_t parity, bool of_cluster) {
   if (op.is("skip")) return;
   if (op.is("parity")) parity ^= 1;
   Barrier& state = barrier_at(op, b);
-  if (state.parity == parity) {
-    Wait wait;
-    wait.kind = Wait::kBarrier, wait.barrier = &state, wait.parity = parity, wait.site = op.site;
-    wait.address = grid.shared_offset(w, op, &b, sizeof b);
-    block(wait);
-  }
+  const uint32_t address = grid.shared_offset(w, op, &b, sizeof b);
+  block(
+      op, [&state, parity] { return state.parity != parity; },
+      [&state, parity, address] {
+        return "for parity " + std::to_string(parity) + " of the barrier at shared address " + std::to_string(address) +
+               " (phase " + std::to_string(state.phases) + ", " + std::to_string(state.pending) + " of " +
+               std::to_string(state.count) + " arrivals and " + std::to_string(state.bytes) + " bytes missing)";
+      });
   w.generic.join(state.completed), w.async.join(state.completed_async);
+  if (of_cluster) w.generic.join(state.completed_remote), w.async.join(state.completed_remote_async);
+}
+
+void Warp::mbarrier_wait(barrier& b, uint32_t parity, Where where) {
+  wait_for(begin("mbarrier.wait", where), b, parity, false);
 }
 
 }  // namespace mxmoe::interpreter

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <source_location>
 #include <type_traits>
 
@@ -48,7 +49,8 @@ struct Warp {
   // --- who am I
   void role(const char* name) { w.role = name; }
   int cta_idx() const { return w.cta->idx; }
-  int num_ctas() const { return grid.num_ctas(); }
+  int num_ctas() const { return w.cta->running->launch.num_ctas; }
+  int cluster_ctarank() const;
   int warp_idx() const { return w.idx; }
   lane<int> lane_idx() const {
     lane<int> r;
@@ -185,11 +187,42 @@ struct Warp {
   void mbarrier_arrive_expect_tx(barrier& b, uint32_t num_bytes, pred p, Where where = Where::current());
   void mbarrier_wait(barrier& b, uint32_t parity, Where where = Where::current());
 
+  // --- clusters
+  uint32_t mapa(uint32_t address, int rank, Where where = Where::current());
+  void barrier_cluster_arrive(Where where = Where::current());
+  void barrier_cluster_wait(Where where = Where::current());
+  void mbarrier_arrive_cluster(uint32_t address, pred p, Where where = Where::current());
+  void mbarrier_wait_cluster(barrier& b, uint32_t parity, Where where = Where::current());
+
   // --- TMA and bulk copies
   void tma_load(void* shared, const tensor_map& map, int column, int row, barrier& b, pred p,
-                Where where = Where::current());
+                Where where = Where::current()) {
+    load_box("tma_load", shared, map, column, row, shared_address(&b), p, where);
+  }
+  void tma_load_pair(void* shared, const tensor_map& map, int column, int row, uint32_t barrier_address, pred p,
+                     Where where = Where::current()) {
+    load_box("tma_load", shared, map, column, row, barrier_address, p, where);
+  }
   void bulk_load(void* shared, const void* global, uint32_t num_bytes, barrier& b, pred p,
                  Where where = Where::current());
+  void tma_store(const tensor_map& map, int column, int row, const void* shared, pred p,
+                 Where where = Where::current()) {
+    store_box("tma_store", map, column, row, shared, false, p, where);
+  }
+  void tma_reduce_add(const tensor_map& map, int column, int row, const void* shared, pred p,
+                      Where where = Where::current()) {
+    store_box("tma_reduce_add", map, column, row, shared, true, p, where);
+  }
+  void bulk_store(void* global, const void* shared, uint32_t num_bytes, pred p, Where where = Where::current());
+  void bulk_commit_group(Where where = Where::current());
+  template <int kPending>
+  void bulk_wait_group_read(Where where = Where::current()) {
+    wait_for_groups("bulk_wait_group.read", kPending, true, where);
+  }
+  template <int kPending>
+  void bulk_wait_group(Where where = Where::current()) {
+    wait_for_groups("bulk_wait_group", kPending, false, where);
+  }
   void fence_proxy_async(Where where = Where::current());
 
   // --- tensor memory and the tensor core
@@ -218,6 +251,7 @@ struct Warp {
   }
 
   [[noreturn]] void read_before_wait() const;
+  void end();
 
   Grid& grid;
   WarpState& w;
@@ -236,7 +270,8 @@ struct Warp {
   pred active(const Op& op, pred p) const;  // mutants "all lanes", "no lane"
   pred one_lane(const Op& op, pred p) const;
   Barrier& barrier_at(const Op& op, const barrier& b);
-  void block(Wait wait);
+  void block(const Op& op, std::function<bool()> ready, std::function<std::string()> text);
+  void wait_for(const Op& op, barrier& b, uint32_t parity, bool of_cluster);
 
   void load_global(void* to, const void* base, lane<int> offset, pred p, size_t num_bytes, size_t pitch,
                    const char* name, Where where);
@@ -245,12 +280,29 @@ struct Warp {
   void load_shared(void* to, u32 address, size_t num_bytes, const char* name, Where where);
   void store_shared(u32 address, const void* from, pred p, size_t num_bytes, size_t pitch, const char* name,
                     Where where);
-  void copy_in(const Op& op, barrier& b, uint32_t to, std::function<std::vector<std::byte>(uint32_t record)> read);
+  using Bytes = std::vector<std::byte>;
+  void check_box(const Op& op, const tensor_map& map, uint32_t shared_address);
+  void load_box(const char* name, void* shared, const tensor_map& map, int column, int row, uint32_t barrier_address,
+                pred p, Where where);
+  void copy_in(const Op& op, uint32_t barrier_address, uint32_t to, std::function<Bytes(uint32_t record)> read);
+  void store_box(const char* name, const tensor_map& map, int column, int row, const void* shared, bool add, pred p,
+                 Where where);
+  void copy_out(const Op& op, std::function<Bytes(uint32_t record)> read,
+                std::function<void(uint32_t component, uint32_t step, const Bytes&)> write);
+  void wait_for_groups(const char* name, size_t pending, bool read, Where where);
   void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
   void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool a_mn, bool b_mn, bool accumulate,
              Where where);
+
+  // Bulk stores that are waited for together: first until they have read shared memory, then until they have written.
+  struct BulkGroup {
+    bool committed = false, read = false;  // read: waited for
+    int reading = 0, writing = 0;          // stores that have not yet
+    Clock reads, writes;
+  };
+  std::deque<BulkGroup> bulk_groups_;
 
   struct WgmmaOp {
     std::function<void()> run;

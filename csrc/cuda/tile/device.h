@@ -36,6 +36,11 @@ struct Device {
   MXMOE_OP void role(const char*) const {}
   MXMOE_OP int cta_idx() const { return blockIdx.x; }
   MXMOE_OP int num_ctas() const { return gridDim.x; }
+  MXMOE_OP int cluster_ctarank() const {
+    int r;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+  }
   MXMOE_OP int warp_idx() const {
     return __shfl_sync(~0u, threadIdx.x / 32, 0);
   }  // so that the compiler knows it is uniform
@@ -184,6 +189,29 @@ struct Device {
         : "memory");
   }
 
+  // --- clusters. Before the first access to another CTA's shared memory its warps have begun, past the last one none
+  // has ended: barrier_cluster at both ends. The address, in the cluster, of what is at `address` in the shared memory
+  // of CTA `rank` of it.
+  MXMOE_OP uint32_t mapa(uint32_t address, int rank) const {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+  }
+  MXMOE_OP void barrier_cluster_arrive() const { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+  MXMOE_OP void barrier_cluster_wait() const { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+  MXMOE_OP void mbarrier_arrive_cluster(uint32_t address, bool p) const {
+    if (p) asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  // For what warps of other CTAs did before they arrived, as well.
+  MXMOE_OP void mbarrier_wait_cluster(barrier& b, uint32_t parity) const {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(&b)),
+        "r"(parity)
+        : "memory");
+  }
+
   // --- TMA and bulk copies (async proxy)
   MXMOE_OP void tma_load(void* shared, const tensor_map& map, int column, int row, barrier& b, bool p) const {
     if (p)
@@ -193,12 +221,52 @@ struct Device {
           "l"(&map), "r"(column), "r"(row), "r"(shared_address(&b))
           : "memory");
   }
+  // Completes bytes of a barrier of either CTA of a pair (an address of the cluster). sm_100a.
+  MXMOE_OP void tma_load_pair(void* shared, const tensor_map& map, int column, int row, uint32_t barrier_address,
+                              bool p) const {
+    if (p)
+      asm volatile(
+          "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+          "%3}], [%4];" ::"r"(shared_address(shared)),
+          "l"(&map), "r"(column), "r"(row), "r"(barrier_address)
+          : "memory");
+  }
   MXMOE_OP void bulk_load(void* shared, const void* global, uint32_t num_bytes, barrier& b, bool p) const {
     if (p)
       asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                        shared_address(shared)),
                    "l"(global), "r"(num_bytes), "r"(shared_address(&b))
                    : "memory");
+  }
+  // Stores go by groups: a thread commits what it has issued, and waits until all its groups but the last kPending have
+  // read shared memory, or have written global memory as well.
+  MXMOE_OP void tma_store(const tensor_map& map, int column, int row, const void* shared, bool p) const {
+    if (p)
+      asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+                   "r"(column), "r"(row), "r"(shared_address(shared))
+                   : "memory");
+  }
+  // Of FP32, BF16 or FP16 by the map. In no order: for elements that one store adds to.
+  MXMOE_OP void tma_reduce_add(const tensor_map& map, int column, int row, const void* shared, bool p) const {
+    if (p)
+      asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+                   "r"(column), "r"(row), "r"(shared_address(shared))
+                   : "memory");
+  }
+  MXMOE_OP void bulk_store(void* global, const void* shared, uint32_t num_bytes, bool p) const {
+    if (p)
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                   "r"(shared_address(shared)), "r"(num_bytes)
+                   : "memory");
+  }
+  MXMOE_OP void bulk_commit_group() const { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+  template <int kPending>
+  MXMOE_OP void bulk_wait_group_read() const {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+  }
+  template <int kPending>
+  MXMOE_OP void bulk_wait_group() const {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
   }
   MXMOE_OP void fence_proxy_async() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

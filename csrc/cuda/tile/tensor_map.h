@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "swizzle.h"
+#include "tensor.h"
 
 namespace mxmoe::cuda {
 
@@ -15,6 +16,7 @@ struct TensorMapArgs {
   uint64_t row_bytes = 0;          // from one row to the next: a multiple of 16
   uint32_t box_rows = 0, box_columns = 0;
   uint32_t element_bytes = 1;
+  DType dtype = DType::kU8;
   Swizzle swizzle = Swizzle::kNone;  // box_columns * element_bytes is at most its width
 };
 

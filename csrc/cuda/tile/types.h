@@ -63,15 +63,24 @@ struct ring {
   }
 };
 
+template <class C>
+constexpr int cluster_of() {
+  if constexpr (requires { C::kCluster; })
+    return C::kCluster;
+  else
+    return 1;
+}
+
 }  // namespace mxmoe::cuda
 
 // What a launcher takes of a kernel, at the end of its namespace: launchable<config>, with the kernel's name in
-// reports, its number of warps, its shared memory, globals and text.
+// reports, its number of warps, of CTAs in a cluster (config's kCluster, or 1), its shared memory, globals and text.
 #define MXMOE_LAUNCHABLE(NAME, SHARED)                        \
   template <class C>                                          \
   struct launchable {                                         \
     static constexpr const char* name = NAME;                 \
     static constexpr int warps = C::kWarps;                   \
+    static constexpr int cluster = cluster_of<C>();           \
     using shared_type = SHARED;                               \
     template <class M>                                        \
     using globals_type = globals<M>;                          \
