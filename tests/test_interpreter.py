@@ -84,7 +84,7 @@ def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
         check_grouped_mm(problem, format, dtype, bias)
 
 
-@pytest.mark.parametrize(("format", "arch"), [(f, a) for f, a in PAIRS if f != "nvfp4" and (a == "sm_100" or "mx" not in f)])
+@pytest.mark.parametrize(("format", "arch"), PAIRS)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(
     ("problem", "dtype"),
@@ -222,8 +222,9 @@ def report(op: str, index: int, mutant: str) -> str:
     case = CASES["grouped_mm-mxfp8"]
     with running() as run:
         case()
-    sites = sorted((site for site, name, _, _ in run.sites if name == op), key=lambda site: int(site.split(":")[1]))
-    with running(site=sites[index], mutant=mutant), pytest.raises(KernelError) as caught:
+    lines = sorted((file, int(line), column) for file, line, column in (s.split(":") for s, name, *_ in run.sites if name == op))
+    site = "{}:{}:{}".format(*lines[index])
+    with running(site=site, mutant=mutant), pytest.raises(KernelError) as caught:
         case()
     return str(caught.value)
 
@@ -231,7 +232,7 @@ def report(op: str, index: int, mutant: str) -> str:
 def test_a_race_names_both_sides():
     text = report("tcgen05.fence::before_thread_sync", 0, "skip")  # the epilogue's, before it gives the accumulator back
     assert re.search(
-        r"race: grouped_mm, CTA \d, issuer \(warp 1\), tcgen05.mma.block_scale at grouped_mm_sm100.h:\d+:\d+: write of", text
+        r"race: grouped_mm, CTA \d, issuer \(warp 1\), tcgen05.mma.block_scale at tensor_core_sm100.h:\d+:\d+: write of", text
     )
     assert re.search(r"lane \d+, column \d+ is not ordered after the read by tcgen05.ld at \S+ of CTA \d, epilogue", text)
 

@@ -26,9 +26,11 @@ EXPECTED = {
     "cluster_copy<": ({"sm_100"}, ("UTMALDG.2D.2CTA", "UCGABAR", "SYNCS.ARRIVE", "UTMASTG", "UTMAREDG"), ()),
     "grouped_mm_sm90<0": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR"), ("HMMA", "STS")),
     "grouped_mm_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32.BF16", "UTMALDG", "UBLKCP", "HMUL2.BF16", "STS.128"), ("HMMA", "F2F.")),
-    "grouped_mm_wgrad_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "STS.128", "WARPGROUP.DEPBAR"), ("HMMA",)),
+    "grouped_mm_wgrad_sm90<0": ({"sm_90"}, ("HGMMA.64x128x16.F32", "UTMALDG", "STS.128", "WARPGROUP.DEPBAR"), ("HMMA", "HMUL2")),
+    "grouped_mm_wgrad_sm90<": ({"sm_90"}, ("HGMMA.64x128x16.F32.BF16", "UTMALDG", "UBLKCP", "HMUL2.BF16", "STS.128"), ("HMMA",)),
     "grouped_mm_wgrad_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "STS.128", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),
     "grouped_mm_wgrad_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA", "STS")),
+    "grouped_mm_wgrad_sm100<2": ({"sm_100"}, ("UTCOMMA.4X", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "grouped_mm_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),  # BF16, FP16
     "grouped_mm_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # MXFP8
     "grouped_mm_sm100<2": ({"sm_100"}, ("UTCOMMA.4X", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # NVFP4

@@ -36,8 +36,12 @@ struct Launcher {
 };
 
 #if defined(__CUDACC__)
+// CTAs of an SM that registers are kept for: one where shared memory lets no second one on, else as the compiler likes.
 template <class K>
-__global__ void __launch_bounds__(K::warps * 32)
+constexpr int kCtasPerSm = sizeof(typename K::shared_type) > 114 * 1024 ? 1 : 0;
+
+template <class K>
+__global__ void __launch_bounds__(K::warps * 32, kCtasPerSm<K>)
     entry(const __grid_constant__ typename K::template globals_type<Device> g) {
   Device m;
   K::run(m, g);

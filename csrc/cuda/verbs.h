@@ -34,17 +34,20 @@ void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Te
                          const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
                          const Tensor& out);
 
-// a (tokens, O) and b (tokens, C): column copies with their groups' blocked scales, or BF16 or FP16 rows; out (E, O,
-// C).
+// a (tokens, O) and b (tokens, C), column copies with their groups' blocked scales, or BF16 or FP16 rows; NVFP4 as
+// (O, tokens / 2) and (C, tokens / 2) bytes, global one per group. out (E, O, C).
 template <class L>
-void run_grouped_mm_wgrad_sm100(L& l, const Tensor& a, const Tensor& a_scales, const std::string& a_format,
-                                const Tensor& b, const Tensor& b_scales, const std::string& b_format,
-                                const Tensor& offs, bool accumulate, const Tensor& out);
+void run_grouped_mm_wgrad_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
+                                const std::string& a_format, const Tensor& b, const Tensor& b_scales,
+                                const Tensor& b_global, const std::string& b_format, const Tensor& offs,
+                                bool accumulate, const Tensor& out);
 
-// The same of BF16 or FP16 operands for sm_90a.
+// The same for sm_90a.
 template <class L>
-void run_grouped_mm_wgrad_sm90(L& l, const Tensor& a, const Tensor& b, const std::string& format, const Tensor& offs,
-                               bool accumulate, const Tensor& out);
+void run_grouped_mm_wgrad_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
+                               const std::string& a_format, const Tensor& b, const Tensor& b_scales,
+                               const Tensor& b_global, const std::string& b_format, const Tensor& offs, bool accumulate,
+                               const Tensor& out);
 
 // Verbs on routed rows, arguments as in mxmoe/backends/__init__.py. With `format` ("mxfp8", "mxfp8_e5m2") copies of the
 // output are written in its place, plain scales; "": the output.

@@ -9,14 +9,6 @@ namespace mxmoe::cuda {
 
 using Output = Input;  // the same three types
 
-// Block scales of a slot of operands.
-template <int kTiles>
-struct slot_scales {
-  scale_tile a_scales[kTiles], b_scales[kTiles];
-};
-template <>
-struct slot_scales<0> {};
-
 // body.template operator()<Output>()
 template <typename Body>
 void with_output(DType dtype, Body&& body) {

@@ -1,47 +1,23 @@
-// What grouped_mm brings to shared memory on every architecture: a ring of slots, each 128 bytes of contraction of 128
-// rows of A and 128 outputs of B with their block scales; the warp that fills it; the kernels' arguments.
+// What grouped_mm brings to shared memory on every architecture: slots of 128 bytes of contraction of 128 rows of A and
+// 128 outputs of B; the warp that fills them; the kernels' arguments.
 #pragma once
-#include <cstdint>
-
+#include "cuda/kernels/operand_ring.h"
 #include "cuda/kernels/schedule.h"
 #include "cuda/launch.h"
-#include "cuda/tile/types.h"
-#include "formats.h"
-#include "layout.h"
 
 namespace mxmoe::cuda {
 
-enum class Operand : uint8_t { kHalf, kMxfp8, kNvfp4 };  // half: BF16 or FP16
-
 template <Operand kOperandFormat, bool kBColumnCopy, int kStageCount>
-struct operand_layout {
-  static constexpr Operand kOperand = kOperandFormat;
-  static constexpr bool kBColumns = kBColumnCopy;
-  static_assert(!kBColumns || kOperand != Operand::kNvfp4, "4-bit operands are K-major");
+struct operand_layout : operand_facts<kOperandFormat> {
+  using facts = operand_facts<kOperandFormat>;
+  static constexpr bool kAColumns = false, kBColumns = kBColumnCopy;
+  static_assert(!kBColumns || kOperandFormat != Operand::kNvfp4, "4-bit operands are K-major");
   static constexpr int kRows = kTileRows, kColumns = 128, kStages = kStageCount;
-  static constexpr int kStepBytes = 128;  // contraction of a slot
-  static constexpr int kStep = kOperand == Operand::kHalf ? 64 : kOperand == Operand::kMxfp8 ? 128 : 256;  // elements
-  static constexpr int kMapStep = kOperand == Operand::kHalf ? 64 : 128;  // of the maps
   // Boxes of B in a slot: 128 lines of outputs, or lines of the contraction, as many as 128 outputs need side by side.
-  static constexpr int kBLines = kBColumns ? kStep : kColumns, kBBlocks = kBColumns ? kColumns / kStep : 1;
-  static constexpr int kScaleTiles = kOperand == Operand::kHalf    ? 0
-                                     : kOperand == Operand::kMxfp8 ? 1
-                                                                   : 4;  // of each operand in a slot
-  using a_tile = st<kRows, kStepBytes, Swizzle::k128B>;
-  using b_tile = st<kBLines, kStepBytes, Swizzle::k128B>;
-};
-
-template <class Layout>
-struct operand_slot : slot_scales<Layout::kScaleTiles> {
-  typename Layout::a_tile a;
-  typename Layout::b_tile b[Layout::kBBlocks];
-};
-
-// arrived: bytes, or arrivals of those who write; finished: of those who read.
-template <class Layout>
-struct operand_ring {
-  operand_slot<Layout> slots[Layout::kStages];
-  barrier arrived[Layout::kStages], finished[Layout::kStages];
+  static constexpr int kBLines = kBColumns ? facts::kStep : kColumns, kABlocks = 1,
+                       kBBlocks = kBColumns ? kColumns / facts::kStep : 1;
+  using a_tile = st<kRows, facts::kStepBytes, Swizzle::k128B>;
+  using b_tile = st<kBLines, facts::kStepBytes, Swizzle::k128B>;
 };
 
 namespace grouped_mm {
@@ -76,8 +52,7 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, operand_ring<Layout>& s) {
     for (int step = 0; step < g.steps; ++step, at.advance()) {
       auto& slot = s.slots[at.slot];
       auto& arrived = s.arrived[at.slot];
-      const int left = g.scale_tiles - step * L::kScaleTiles, tiles = left < L::kScaleTiles ? left : L::kScaleTiles;
-      const uint32_t scale_bytes = static_cast<uint32_t>(tiles * kScaleTileBytes);
+      const uint32_t scale_bytes = L::scale_tiles(g.contraction - step * L::kStep) * scale_tile::num_bytes;
       m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
       m.mbarrier_arrive_expect_tx(arrived, (L::kRows + L::kColumns) * L::kStepBytes + 2 * scale_bytes, one);
       m.tma_load(&slot.a, g.a, step * L::kMapStep, static_cast<int>(tile.row), arrived, one);
@@ -122,8 +97,7 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
   g.b = l.tensor_map(b.values, Layout::kBLines, Layout::kStepBytes, Swizzle::k128B);
   g.contraction = static_cast<int>(a.values.sizes[1]) * (Layout::kStep / Layout::kMapStep);
   g.steps = static_cast<int>(ceil_div(g.contraction, Layout::kStep));
-  if constexpr (Layout::kScaleTiles > 0)
-    g.scale_tiles = static_cast<int>(ceil_div(g.contraction, Layout::kStep / Layout::kScaleTiles));
+  g.scale_tiles = static_cast<int>(ceil_div(g.contraction, Layout::kTileElements));
   l.template run<K>(l.num_sms(), g,
                     {{"a", a.values},
                      {"a scales", a.scales},

@@ -43,42 +43,17 @@ struct shared<C, true> {
   MXMOE_KERNEL auto& brought() { return codes; }
 };
 
-// Each of eight warps 32 of the lines, or with B's column copies a quarter of the contraction.
 template <class M, class C>
 MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
   m.role("decoder");
-  const auto one = m.elect_one();
-  const int warp = m.warp_idx() - C::kProducer - 1, quarter = warp % 4;
-  const bool is_b = warp >= 4;
-  const ElementBits element = C::kOperand == Operand::kNvfp4            ? element_bits<E2M1>()
-                              : (is_b ? g.b_element : g.a_element) != 0 ? element_bits<E5M2>()
-                                                                        : element_bits<E4M3>();
-  ring<C::Layout::kStages> from;
-  ring<C::Halves::kStages> to;
+  const bool is_b = m.warp_idx() - C::kProducer > 4;
+  const ElementBits element = element_bits_of<C::kOperand>(is_b ? g.b_element : g.a_element);
+  Decoding<C> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
   for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     if (tile.group == g.groups.num_groups) break;
-    for (int k = 0; k < g.contraction; from.advance()) {
-      auto& codes = s.codes.slots[from.slot];
-      const uint32_t values = is_b ? m.shared_address(&codes.b[0]) : m.shared_address(&codes.a);
-      const uint32_t scales = m.shared_address(is_b ? codes.b_scales : codes.a_scales);
-      m.mbarrier_wait(s.codes.arrived[from.slot], from.parity);
-      for (int part = 0; part < C::kParts && k < g.contraction; ++part, k += C::Halves::kStep, to.advance()) {
-        auto& halves = s.halves.slots[to.slot];
-        m.mbarrier_wait(s.halves.finished[to.slot], to.parity ^ 1);
-        if (C::kBColumns && is_b)
-          columns_to_bf16(m, element, values, scales, m.shared_address(&halves.b[0]), quarter, part);
-        else
-          lines_to_bf16<C::kOperand>(m, element, values, scales,
-                                     is_b ? m.shared_address(&halves.b[0]) : m.shared_address(&halves.a), 32 * quarter,
-                                     part);
-        m.fence_proxy_async();
-        m.syncwarp();
-        m.mbarrier_arrive(s.halves.arrived[to.slot], one);
-      }
-      m.mbarrier_arrive(s.codes.finished[from.slot], one);
-    }
+    decode_tile<C>(m, s.codes, s.halves, at, element, is_b, g.contraction);
   }
 }
 

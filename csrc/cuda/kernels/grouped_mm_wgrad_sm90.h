@@ -1,46 +1,47 @@
-// grouped_mm_wgrad on sm_90a: out[e] (+)= sum over the tokens of group e of a (tokens, O)^T . b (tokens, C), BF16 or
-// FP16.
+// grouped_mm_wgrad on sm_90a: out[e] (+)= sum over the tokens of group e of a (tokens, O)^T . b (tokens, C).
 //
-// Both operands lie token by token, so wgmma reads them MN-major: a slot is 64 tokens x 128 features of each, as
-// 128-byte lines. Two warpgroups of consumers, 64 rows each of a tile of 128 x 128, a producer warp, and a warp that
-// clears in a group's last slot the lines of the next group.
+// Two warpgroups of consumers, 64 rows each of a tile of 128 x 128, and a producer warp. Operands of 8 and 16 bits lie
+// token by token, so wgmma reads them MN-major: BF16 and FP16 as they come, and one more warp clears in a group's last
+// slot the lines of the next group. Of MXFP8 and NVFP4 (feature by feature, K-major), whose groups are padded with
+// zeros, two more warpgroups decode what comes to BF16, into a second ring.
 //
-//   slot arrived (TMA bytes)     producer  -> consumers, clearer
-//   slot cleared (1 arrival)     clearer   -> consumers, in a slot with lines to clear
-//   slot finished (9 arrivals)   consumers, clearer -> producer
+//   codes arrived (TMA bytes)       producer  -> decoders
+//   codes finished (8 arrivals)     decoders  -> producer
+//   halves arrived (TMA bytes | 8 arrivals)   producer | decoders -> consumers, clearer
+//   halves cleared (1 arrival)      clearer   -> consumers, in a slot with lines to clear
+//   halves finished (9 | 8 arrivals)   consumers, clearer -> producer | decoders
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
-#include "cuda/kernels/schedule.h"
-#include "cuda/launch.h"
-#include "cuda/tile/types.h"
+#include "cuda/kernels/grouped_mm_wgrad_operands.h"
+#include "cuda/kernels/to_bf16.h"
 
 namespace mxmoe::cuda::grouped_mm_wgrad_sm90 {
 
-template <bool kBF16Operands, Output kOutputType, bool kAccumulateOutput>
+using grouped_mm_wgrad::globals, grouped_mm_wgrad::OperandTensors;
+
+template <Operand kOperandFormat, bool kBF16Operands, Output kOutputType, bool kAccumulateOutput>
 struct config {
-  static constexpr bool kBF16 = kBF16Operands, kAccumulate = kAccumulateOutput;
+  static constexpr Operand kOperand = kOperandFormat;
+  static constexpr bool kBF16 = kBF16Operands, kAccumulate = kAccumulateOutput, kDecoded = kOperand != Operand::kHalf;
   static constexpr Output kOutput = kOutputType;
-  static constexpr int kRows = 128, kColumns = 128, kStages = 4, kConsumers = 8, kWarps = kConsumers + 2;
-  static constexpr int kTokens = 64, kStepTokens = 16;  // of a slot, of an instruction
-  static constexpr int kLineBytes = 128, kBlocks = 2, kBlockFeatures = 64;
+  using Layout = gradient_layout<kOperand, kDecoded ? 2 : 4>;            // what is brought
+  using Halves = gradient_layout<Operand::kHalf, 4, Layout::kAColumns>;  // what is multiplied
+  static constexpr int kRows = Halves::kRows, kColumns = Halves::kColumns;
+  static constexpr int kConsumers = 8, kProducer = kConsumers, kClearers = kDecoded ? 0 : 1,
+                       kDecoders = kDecoded ? 8 : 0, kWarps = kConsumers + 1 + kClearers + kDecoders;
 };
 
-template <class C>
+template <class C, bool kDecoded = C::kDecoded>
 struct shared {
-  using block = st<C::kTokens, C::kLineBytes, Swizzle::k128B>;
-  struct slot {
-    block a[C::kBlocks], b[C::kBlocks];
-  };
-  slot slots[C::kStages];
-  barrier arrived[C::kStages], cleared[C::kStages], finished[C::kStages];
+  operand_ring<typename C::Halves> halves;
+  barrier cleared[C::Halves::kStages];
+  MXMOE_KERNEL auto& brought() { return halves; }
 };
-
-template <class M>
-struct globals {
-  typename M::tensor_map a, b;     // (tokens, O), (tokens, C), boxes of a block
-  void* out;                       // (experts, O, C)
-  int64_t out_expert, out_stride;  // elements from one expert, from one row to the next
-  Gradients gradients;
+template <class C>
+struct shared<C, true> {
+  operand_ring<typename C::Halves> halves;
+  operand_ring<typename C::Layout> codes;
+  MXMOE_KERNEL auto& brought() { return codes; }
 };
 
 // Slots with lines to clear do not come in the ring's order: each slot has a parity of its own.
@@ -53,91 +54,100 @@ struct ClearedParity {
 };
 
 template <class M, class C>
-MXMOE_KERNEL void produce(M& m, const globals<M>& g, shared<C>& s) {
-  m.role("producer");
+MXMOE_KERNEL void clear(M& m, const globals<M>& g, shared<C>& s) {
+  m.role("clearer");
   const auto one = m.elect_one();
-  ring<C::kStages> at;
+  constexpr int kTokens = C::Halves::kTokens;
+  ring<C::Halves::kStages> at;
   GradientTile tile;
   for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
-    for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
-      auto& slot = s.slots[at.slot];
-      auto& arrived = s.arrived[at.slot];
-      const int token = static_cast<int>(tile.start) + step * C::kTokens;
-      m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
-      m.mbarrier_arrive_expect_tx(arrived, 2 * C::kBlocks * shared<C>::block::num_bytes, one);
-      for (int i = 0; i < C::kBlocks; ++i) {
-        m.tma_load(&slot.a[i], g.a, tile.row_tile * C::kRows + i * C::kBlockFeatures, token, arrived, one);
-        m.tma_load(&slot.b[i], g.b, tile.column_tile * C::kColumns + i * C::kBlockFeatures, token, arrived, one);
+    for (int step = 0; step * kTokens < tile.tokens; ++step, at.advance()) {
+      const int tokens = tile.tokens - step * kTokens;
+      auto& slot = s.halves.slots[at.slot];
+      m.mbarrier_wait(s.halves.arrived[at.slot], at.parity);
+      if (tokens < kTokens) {
+        for (int i = 0; i < C::Halves::kBlocks; ++i)
+          clear_lines(m, slot.a[i], tokens, kTokens), clear_lines(m, slot.b[i], tokens, kTokens);
+        m.fence_proxy_async();
+        m.syncwarp();
+        m.mbarrier_arrive(s.cleared[at.slot], one);
       }
+      m.mbarrier_arrive(s.halves.finished[at.slot], one);  // of every slot, so that no lap is missed
     }
   }
 }
 
 template <class M, class C>
-MXMOE_KERNEL void clear(M& m, const globals<M>& g, shared<C>& s) {
-  m.role("clearer");
-  const auto one = m.elect_one();
-  ring<C::kStages> at;
+MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
+  m.role("decoder");
+  const bool is_b = m.warp_idx() - C::kProducer > 4;
+  const ElementBits element = element_bits_of<C::kOperand>(is_b ? g.b_element : g.a_element);
+  Decoding<C> at;
   GradientTile tile;
-  for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
-    for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
-      const int tokens = tile.tokens - step * C::kTokens;
-      auto& slot = s.slots[at.slot];
-      m.mbarrier_wait(s.arrived[at.slot], at.parity);
-      if (tokens < C::kTokens) {
-        for (int i = 0; i < C::kBlocks; ++i)
-          clear_lines(m, slot.a[i], tokens, C::kTokens), clear_lines(m, slot.b[i], tokens, C::kTokens);
-        m.fence_proxy_async();
-        m.syncwarp();
-        m.mbarrier_arrive(s.cleared[at.slot], one);
-      }
-      m.mbarrier_arrive(s.finished[at.slot], one);  // of every slot, so that no lap is missed
-    }
+  for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);)
+    decode_tile<C>(m, s.codes, s.halves, at, element, is_b, tile.tokens);
+}
+
+// 64 rows of the tile of 128 columns, in registers: multiplied.
+template <class M, class C>
+MXMOE_KERNEL void multiply(M& m, shared<C>& s, ring<C::Halves::kStages>& at, ClearedParity& cleared, int group,
+                           int tokens, typename M::template registers<float, 64>& d) {
+  using Halves = typename C::Halves;
+  using tile = typename Halves::a_tile;
+  constexpr bool kMNMajor = Halves::kAColumns;
+  constexpr uint32_t kBytes = kMNMajor ? Halves::kInstruction * Halves::kStepBytes : 32;  // of an instruction's tokens
+  const auto one = m.elect_one();
+  for (int left = tokens; left > 0; left -= Halves::kTokens, at.advance()) {
+    auto& slot = s.halves.slots[at.slot];
+    const uint32_t a_address = m.shared_address(&slot.a[0]) +
+                               static_cast<uint32_t>(group * tile::num_bytes / (kMNMajor ? 1 : 2)),
+                   b_address = m.shared_address(&slot.b[0]);
+    const uint64_t a = wgmma_descriptor(kMNMajor ? tile::mn_major(a_address) : tile::k_major(a_address)),
+                   b = wgmma_descriptor(kMNMajor ? tile::mn_major(b_address) : tile::k_major(b_address));
+    if (C::kDecoded || left >= Halves::kTokens)
+      m.mbarrier_wait(s.halves.arrived[at.slot], at.parity);
+    else if constexpr (!C::kDecoded)
+      m.mbarrier_wait(s.cleared[at.slot], cleared.next(at.slot));
+    m.wgmma_fence();
+    for (uint32_t k = 0; k < 4; ++k)
+      m.template wgmma_m64n128k16<C::kBF16, kMNMajor, kMNMajor>(d, advance(a, k * kBytes), advance(b, k * kBytes),
+                                                                true);
+    m.wgmma_commit_group();
+    m.wgmma_wait_group(d);
+    m.mbarrier_arrive(s.halves.finished[at.slot], one);
   }
 }
 
 template <class M, class C>
 MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   using F = typename M::template lane<float>;
-  using block = typename shared<C>::block;
   m.role("consumer");
-  const auto one = m.elect_one();
-  const int group = m.warp_idx() / 4;  // warpgroup: its 64 rows are a block of A
+  const int group = m.warp_idx() / 4;  // warpgroup
   const auto lane = m.lane_idx();
   const bool aligned = pairs_aligned<C::kOutput>(g.out, g.out_stride | g.out_expert, g.gradients.columns);
-  ring<C::kStages> at;
+  ring<C::Halves::kStages> at;
   ClearedParity cleared;
   GradientTile tile;
   for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     typename M::template registers<float, 64> d;
     unrolled<64>([&](int i) { d[i] = F{}; });
-    for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
-      auto& slot = s.slots[at.slot];
-      const uint64_t a = wgmma_descriptor(block::mn_major(m.shared_address(&slot.a[group])));
-      const uint64_t b = wgmma_descriptor(block::mn_major(m.shared_address(&slot.b[0])));
-      if (tile.tokens - step * C::kTokens >= C::kTokens)
-        m.mbarrier_wait(s.arrived[at.slot], at.parity);
-      else
-        m.mbarrier_wait(s.cleared[at.slot], cleared.next(at.slot));
-      m.wgmma_fence();
-      for (int k = 0; k < C::kTokens / C::kStepTokens; ++k) {
-        const auto bytes = static_cast<uint32_t>(k * C::kStepTokens * C::kLineBytes);
-        m.template wgmma_m64n128k16<C::kBF16, true, true>(d, advance(a, bytes), advance(b, bytes), true);
-      }
-      m.wgmma_commit_group();
-      m.wgmma_wait_group(d);
-      m.mbarrier_arrive(s.finished[at.slot], one);
-    }
+    multiply<M, C>(m, s, at, cleared, group, tile.tokens, d);
     if (C::kAccumulate && tile.tokens == 0) continue;
     const int rows = g.gradients.rows - tile.row_tile * C::kRows;
     uint8_t* out = static_cast<uint8_t*>(g.out) +
                    (tile.expert * g.out_expert + tile.row_tile * C::kRows * g.out_stride) * bytes_of(C::kOutput);
+    float a_global = 0, b_global = 0;
+    if constexpr (C::kOperand == Operand::kNvfp4)
+      a_global = m.ld_global_uniform(g.a_global + tile.expert),
+      b_global = m.ld_global_uniform(g.b_global + tile.expert);
     unrolled<32>([&](int pair) {  // two columns of one row
       const int i = 2 * pair;
       const auto row = wgmma_row(m.warp_idx() % 4, 0, i) + group * 64 + lane / 4;
       const auto column = wgmma_column(0, i) + tile.column_tile * C::kColumns + lane % 4 * 2;
       const auto offset = (row * static_cast<int>(g.out_stride) + column) * bytes_of(C::kOutput);
       F y[2] = {d[i], d[i + 1]};
+      if constexpr (C::kOperand == Operand::kNvfp4)
+        for (int j = 0; j < 2; ++j) y[j] = y[j] * a_global * b_global;
       if constexpr (C::kAccumulate) add_pair<C::kOutput>(m, out, offset, y, column, g.gradients.columns, row < rows);
       store_pair<C::kOutput>(m, out, offset, y, column, g.gradients.columns, aligned, row < rows);
     });
@@ -149,41 +159,43 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   auto& s = m.template shared<shared<C>>();
   const auto one = m.elect_one();
   if (m.warp_idx() == 0) {
-    for (int i = 0; i < C::kStages; ++i)
-      m.mbarrier_init(s.arrived[i], 1, one), m.mbarrier_init(s.cleared[i], 1, one),
-          m.mbarrier_init(s.finished[i], C::kConsumers + 1, one);
+    for (int i = 0; i < C::Halves::kStages; ++i) {
+      m.mbarrier_init(s.halves.arrived[i], C::kDecoded ? C::kDecoders : 1, one);
+      m.mbarrier_init(s.halves.finished[i], C::kConsumers + C::kClearers, one);
+      if constexpr (!C::kDecoded) m.mbarrier_init(s.cleared[i], 1, one);
+    }
+    if constexpr (C::kDecoded)
+      for (int i = 0; i < C::Layout::kStages; ++i)
+        m.mbarrier_init(s.codes.arrived[i], 1, one), m.mbarrier_init(s.codes.finished[i], C::kDecoders, one);
     m.fence_mbarrier_init();
   }
   m.syncthreads();
-  if (m.warp_idx() == C::kConsumers)
-    produce<M, C>(m, g, s);
-  else if (m.warp_idx() == C::kConsumers + 1)
-    clear<M, C>(m, g, s);
-  else
+  if (m.warp_idx() < C::kConsumers)
     consume<M, C>(m, g, s);
+  else if (m.warp_idx() == C::kProducer)
+    grouped_mm_wgrad::produce<typename C::Layout>(m, g, s.brought());
+  else if constexpr (C::kDecoded)
+    decode<M, C>(m, g, s);
+  else
+    clear<M, C>(m, g, s);
 }
 
 MXMOE_LAUNCHABLE("grouped_mm_wgrad", shared<C>)
 
-// a (tokens, O), b (tokens, C), rows 16 bytes apart; offs (E,); out (E, O, C), rows of unit stride.
-template <bool kBF16, class L>
-void launch(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, bool accumulate, const Tensor& out) {
-  globals<typename L::machine> g{};
-  g.out = out.data, g.out_expert = out.strides[0], g.out_stride = out.strides[1];
-  g.gradients = gradients_of(offs, out, false);
-  const auto run = [&]<Output kOutput, bool kAccumulate>() {
-    using C = config<kBF16, kOutput, kAccumulate>;
-    g.a = l.tensor_map(a, C::kTokens, C::kLineBytes, Swizzle::k128B);
-    g.b = l.tensor_map(b, C::kTokens, C::kLineBytes, Swizzle::k128B);
-    l.template run<launchable<C>>(
-        l.num_sms(), g,
-        {{"a", a}, {"b", b}, {"offs", offs}, {"out", out, kAccumulate ? Use::kUpdated : Use::kWritten}});
-  };
+// BF16 and FP16: kBF16 says which.
+template <Operand kOperand, bool kBF16, class L>
+void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor& offs, bool accumulate,
+            const Tensor& out) {
   with_output(out.dtype, [&]<Output kOutput>() {
+    const auto run = [&]<bool kAccumulate>() {
+      using C = config<kOperand, kBF16, kOutput, kAccumulate>;
+      grouped_mm_wgrad::launch<launchable<C>, typename C::Layout>(l, a, b, offs,
+                                                                  kAccumulate ? Use::kUpdated : Use::kWritten, out);
+    };
     if (accumulate)
-      run.template operator()<kOutput, true>();
+      run.template operator()<true>();
     else
-      run.template operator()<kOutput, false>();
+      run.template operator()<false>();
   });
 }
 

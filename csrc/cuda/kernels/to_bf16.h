@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/kernels/grouped_mm_operands.h"
+#include "cuda/kernels/operand_ring.h"
 
 namespace mxmoe::cuda {
 
@@ -124,6 +124,53 @@ MXMOE_KERNEL void columns_to_bf16(M& m, const ElementBits& e, uint32_t from, uin
     m.ld_shared_v4(words, swizzled(Swizzle::k128B, line + piece * 16u) + (from + static_cast<uint32_t>(8192 * part)));
     store_bf16<Operand::kMxfp8>(m, e, words, scale, (piece / 4u) * 8192u + to, line + (piece % 4u) * 32u);
   });
+}
+
+template <Operand kOperand>
+MXMOE_KERNEL ElementBits element_bits_of(int element) {  // of MXFP8: 0 E4M3, 1 E5M2
+  if constexpr (kOperand == Operand::kNvfp4) return element_bits<E2M1>();
+  return element ? element_bits<E5M2>() : element_bits<E4M3>();
+}
+
+// Where a decoder stands in the two rings.
+template <class C>
+struct Decoding {
+  ring<C::Layout::kStages> from;
+  ring<C::Halves::kStages> to;
+};
+
+// One tile's contraction, by one of eight warps: a quarter of each slot of A or of B, from the ring of codes to that of
+// halves, of which `codes` slots hold some.
+template <class C, class M>
+MXMOE_KERNEL void decode_tile(M& m, operand_ring<typename C::Layout>& codes, operand_ring<typename C::Halves>& halves,
+                              Decoding<C>& at, const ElementBits& element, bool is_b, int contraction) {
+  using Layout = typename C::Layout;
+  constexpr int kStep = C::Halves::kStep;
+  const auto one = m.elect_one();
+  const int quarter = m.warp_idx() % 4;
+  for (int k = 0; k < contraction; at.from.advance()) {
+    auto& slot = codes.slots[at.from.slot];
+    const uint32_t values = is_b ? m.shared_address(&slot.b[0]) : m.shared_address(&slot.a[0]);
+    const uint32_t scales = m.shared_address(is_b ? slot.b_scales : slot.a_scales);
+    m.mbarrier_wait(codes.arrived[at.from.slot], at.from.parity);
+    for (int part = 0; part < Layout::kStep / kStep && k < contraction; ++part, k += kStep, at.to.advance()) {
+      auto& half = halves.slots[at.to.slot];
+      const uint32_t to = is_b ? m.shared_address(&half.b[0]) : m.shared_address(&half.a[0]);
+      m.mbarrier_wait(halves.finished[at.to.slot], at.to.parity ^ 1);
+      if constexpr (Layout::kAColumns) {
+        columns_to_bf16(m, element, values, scales, to, quarter, part);
+      } else {
+        if (Layout::kBColumns && is_b)
+          columns_to_bf16(m, element, values, scales, to, quarter, part);
+        else
+          lines_to_bf16<C::kOperand>(m, element, values, scales, to, 32 * quarter, part);
+      }
+      m.fence_proxy_async();
+      m.syncwarp();
+      m.mbarrier_arrive(halves.arrived[at.to.slot], one);
+    }
+    m.mbarrier_arrive(codes.finished[at.from.slot], one);
+  }
 }
 
 }  // namespace mxmoe::cuda

@@ -28,7 +28,7 @@ VERBS = {
     swiglu: HIGH_PRECISION,
     swiglu_backward: HIGH_PRECISION,
     grouped_mm: ("bf16", "fp16", *MX8, "nvfp4"),
-    grouped_mm_wgrad: ("bf16", "fp16", *MX8),
+    grouped_mm_wgrad: ("bf16", "fp16", *MX8, "nvfp4"),
 }  # -> formats, on one architecture at least
 SUPPORTS: frozenset[tuple[str, str]] = frozenset((verb.__name__, format) for verb, formats in VERBS.items() for format in formats)
 

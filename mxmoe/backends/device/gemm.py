@@ -1,11 +1,11 @@
-"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm{100,90}.h; grouped_mm_wgrad by grouped_mm_wgrad_sm{100,90}.h, of 16-bit operands on
-sm_90."""
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm{100,90}.h; grouped_mm_wgrad by grouped_mm_wgrad_sm{100,90}.h."""
 
 import torch
 from torch import Tensor
 
 from mxmoe import layout
 from mxmoe.backends.device.memory import dense, for_tma
+from mxmoe.formats import FORMATS
 
 HALF = ("bf16", "fp16")
 MX8 = ("mxfp8", "mxfp8_e5m2")
@@ -39,19 +39,16 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
 
 
 def grouped_mm_wgrad(on, a, b, offs_E, padded: bool, accumulate: bool, out_EOC):
-    arch = on.arch(out_EOC.device)
+    arch = on.arch(out_EOC.device).replace("_", "")
     check_one_kind(on, a[3], b[3])
-    if a[3] not in (HALF if arch == "sm_90" else (*HALF, *MX8)):
-        raise NotImplementedError(f"{arch} has no grouped_mm_wgrad of {a[3]} operands yet")
     operands = []
-    for values, scales, _, format in (a, b):
-        tokens = for_tma(as_bytes((values.T, None, None, format)))
-        operands += [tokens, None if scales is None else blocked_groups(scales, offs_E), format]
+    for values, scales, global_E, format in (a, b):
+        as_they_lie = values if format == "nvfp4" else values.T  # token by token, but for 4 bits
+        to = for_tma(as_bytes((as_they_lie, None, None, format)))
+        blocks = None if scales is None else blocked_groups(scales, offs_E, FORMATS[format].block)
+        operands += [to, blocks, contiguous(global_E), format]
     with dense(out_EOC) as out:
-        if arch == "sm_90":
-            a_tokens, b_tokens = operands[0], operands[3]
-            return on.launch("grouped_mm_wgrad_sm90", a_tokens, b_tokens, a[3], offs_E.contiguous(), accumulate, out)
-        on.launch("grouped_mm_wgrad_sm100", *operands, offs_E.contiguous(), accumulate, out)
+        on.launch(f"grouped_mm_wgrad_{arch}", *operands, offs_E.contiguous(), accumulate, out)
 
 
 def check_one_kind(on, a_format: str, b_format: str):
@@ -77,10 +74,10 @@ def blocked(scales_XN: Tensor, lines_X: Tensor, num_lines: int) -> Tensor:
     return scattered(scales_XN, at, lines >= 0, layout.blocked_bytes(num_lines, num_blocks))
 
 
-def blocked_groups(scales_LN: Tensor, offs_E: Tensor) -> Tensor:
+def blocked_groups(scales_LN: Tensor, offs_E: Tensor, block_size: int) -> Tensor:
     """uint8 (bytes,): of a column copy's scales, each group's blocks as a blocked matrix of their own, one after the other."""
     num_lines, num_blocks = scales_LN.shape
-    starts, sizes = (t.long() // 32 for t in (layout.padded_starts(offs_E), layout.padded_sizes(offs_E)))
+    starts, sizes = (t.long() // block_size for t in (layout.padded_starts(offs_E), layout.padded_sizes(offs_E)))
     line, block = (torch.arange(n, device=offs_E.device) for n in scales_LN.shape)
     group = torch.searchsorted(starts, block, right=True) - 1  # groups without rows come before the one that has the block
     lines = layout.blocked_bytes(num_lines, 1) // 4  # padded
