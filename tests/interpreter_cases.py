@@ -96,6 +96,15 @@ def grouped_mm_case(format: str, arch: str = "sm_100", columns: bool = False):
     return case
 
 
+def grouped_mm_pair_case(format: str, columns: bool = False):
+    """Groups large enough for pairs of CTAs; the last one leaves the second of a pair without rows."""
+
+    def case():
+        check_grouped_mm(Problem((0, 560), 136, 128 if columns else 300), format, columns=columns)
+
+    return case
+
+
 def check_rows(tokens: int, top_k: int, experts: int, width: int, dtype, copies: tuple[str, str] | None, weighted: bool = True):
     """permute, unpermute and unpermute_backward: the reference's bytes, of their outputs or of their copies (format, axis)."""
     g = torch.Generator().manual_seed(tokens)
@@ -212,6 +221,8 @@ CASES = {
     **{f"grouped_mm-{format}-columns-sm_90": grouped_mm_case(format, "sm_90", columns=True) for format in ("mxfp8", "bf16")},
     **{f"wgrad-{format}": wgrad_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     **{f"wgrad-{format}-sm_90": wgrad_case(format, "sm_90") for format in ("mxfp8", "nvfp4", "bf16")},
+    **{f"grouped_mm-{format}-pair": grouped_mm_pair_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
+    "grouped_mm-bf16-columns-pair": grouped_mm_pair_case("bf16", columns=True),
     "cluster": cluster_case,
     "rows": rows_case,
     "rows_plain": rows_plain_case,

@@ -24,6 +24,7 @@ KINDS = {
     "mapa": ("descriptor", ("rank",)),
     "syncthreads": ("barrier", ("skip",)),
     "tcgen05.commit": ("barrier", ("skip", "all lanes")),
+    "tcgen05.commit.multicast": ("barrier", ("skip", "one", "all lanes")),
     "fence.mbarrier_init": ("fence", ("skip",)),
     "fence.proxy.async": ("fence", ("skip",)),
     "tcgen05.fence::before_thread_sync": ("fence", ("skip",)),

@@ -84,6 +84,24 @@ def test_grouped_mm_is_within_its_bound(format, arch, problem, dtype, bias):
         check_grouped_mm(problem, format, dtype, bias)
 
 
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp8_e5m2", "nvfp4", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("problem", "dtype", "bias"),
+    [
+        (Problem((256,), 128, 128), torch.bfloat16, False),  # one tile
+        (Problem((0, 650, 130, 1), 136, 96, past=243), torch.float32, True),  # a pair's second CTA with and without rows
+        (Problem((1,), 33, 32, past=300), torch.float16, False),  # mostly no token
+    ],
+    ids=["one", "ragged", "past"],
+)
+def test_grouped_mm_by_pairs_is_within_its_bound(format, problem, dtype, bias):
+    with running() as run:
+        check_grouped_mm(problem, format, dtype, bias)
+        if format in ("bf16", "fp16"):
+            check_grouped_mm(problem, format, dtype, bias, columns=True)
+    assert any(op == "tcgen05.commit.multicast" for _, op, *_ in run.sites)
+
+
 @pytest.mark.parametrize(("format", "arch"), PAIRS)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(

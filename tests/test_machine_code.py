@@ -31,6 +31,9 @@ EXPECTED = {
     "grouped_mm_wgrad_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "STS.128", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),
     "grouped_mm_wgrad_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "grouped_mm_wgrad_sm100<2": ({"sm_100"}, ("UTCOMMA.4X", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA", "STS")),
+    "grouped_mm_sm100<0, 2": ({"sm_100"}, ("UTCHMMA.2CTA", "UTMALDG.2D.2CTA", "UTCBAR.2CTA"), ("UTCQMMA", "UTCCP", "HMMA")),
+    "grouped_mm_sm100<1, 2": ({"sm_100"}, ("UTCQMMA.2CTA", "UTCCP.T.S.2CTA", "UTMALDG.2D.2CTA", "UTCBAR.2CTA"), ("HMMA",)),
+    "grouped_mm_sm100<2, 2": ({"sm_100"}, ("UTCOMMA.2CTA.4X", "UTCCP.T.S.2CTA", "UTMALDG.2D.2CTA", "UTCBAR.2CTA"), ("HMMA",)),
     "grouped_mm_sm100<0": ({"sm_100"}, ("UTCHMMA", "UTMALDG", "UTCBAR", "LDTM"), ("UTCQMMA", "UTCCP", "HMMA")),  # BF16, FP16
     "grouped_mm_sm100<1": ({"sm_100"}, ("UTCQMMA", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # MXFP8
     "grouped_mm_sm100<2": ({"sm_100"}, ("UTCOMMA.4X", "UTCCP", "UTMALDG", "UBLKCP", "UTCBAR", "LDTM"), ("HMMA",)),  # NVFP4

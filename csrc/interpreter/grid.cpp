@@ -264,9 +264,8 @@ void Grid::touch_shared_of(Cta& in, const WarpState& w, const Op& op, uint32_t r
   if (c.kind) conflict(w, op, c, record, "shared address " + std::to_string(c.cell));
 }
 
-void Grid::touch_tmem(const WarpState& w, const Op& op, uint32_t record, const View& view, int lane, int lanes,
-                      int column, int columns) {
-  Cta& cta = *w.cta;
+void Grid::touch_tmem_of(Cta& cta, const WarpState& w, const Op& op, uint32_t record, const View& view, int lane,
+                         int lanes, int column, int columns) {
   const auto next = cta.tmem_allocations.upper_bound(static_cast<uint32_t>(column));
   const bool allocated = next != cta.tmem_allocations.begin() &&
                          column + columns <= static_cast<int>(std::prev(next)->first + std::prev(next)->second);

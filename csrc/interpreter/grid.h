@@ -132,6 +132,7 @@ struct Cta {
   Shadow tmem_shadow;
   std::map<uint32_t, uint32_t> tmem_allocations;   // column -> columns
   uint32_t tmem_owner = 0;                         // record of the allocation
+  int tmem_ctas = 0;                               // that allocated together
   std::map<uint32_t, Barrier> barriers;            // by shared address
   std::deque<std::function<void()>> tensor_queue;  // in order
   uint32_t tensor_component = 0, tensor_step = 0;
@@ -181,7 +182,11 @@ class Grid {
   void touch_shared_of(Cta& in, const WarpState& w, const Op& op, uint32_t record, const View& view, uint32_t address,
                        size_t num_bytes);
   void touch_tmem(const WarpState& w, const Op& op, uint32_t record, const View& view, int lane, int lanes, int column,
-                  int columns);
+                  int columns) {
+    touch_tmem_of(*w.cta, w, op, record, view, lane, lanes, column, columns);
+  }
+  void touch_tmem_of(Cta& cta, const WarpState& w, const Op& op, uint32_t record, const View& view, int lane, int lanes,
+                     int column, int columns);
   void touch_global(const WarpState& w, const Op& op, uint32_t record, const View& view, const void* p,
                     size_t num_bytes);
 

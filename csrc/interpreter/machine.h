@@ -226,15 +226,27 @@ struct Warp {
   void fence_proxy_async(Where where = Where::current());
 
   // --- tensor memory and the tensor core
-  void tcgen05_alloc(uint32_t shared, uint32_t columns, Where where = Where::current());
-  void tcgen05_dealloc(uint32_t tmem, uint32_t columns, Where where = Where::current());
-  void tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, pred p, Where where = Where::current());
-  template <cuda::MmaKind kKind>
+  template <int kCtas = 1>
+  void tcgen05_alloc(uint32_t shared, uint32_t columns, Where where = Where::current()) {
+    alloc(kCtas, shared, columns, where);
+  }
+  template <int kCtas = 1>
+  void tcgen05_dealloc(uint32_t tmem, uint32_t columns, Where where = Where::current()) {
+    dealloc(kCtas, tmem, columns, where);
+  }
+  template <int kCtas = 1>
+  void tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, pred p, Where where = Where::current()) {
+    copy_scales(kCtas, tmem, descriptor, p, where);
+  }
+  template <cuda::MmaKind kKind, int kCtas = 1>
   void tcgen05_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate, uint32_t scale_a,
                    uint32_t scale_b, pred p, Where where = Where::current()) {
-    mma(kKind, d, a, b, instruction, accumulate, scale_a, scale_b, p, where);
+    mma(kKind, kCtas, d, a, b, instruction, accumulate, scale_a, scale_b, p, where);
   }
-  void tcgen05_commit(barrier& b, pred p, Where where = Where::current());
+  void tcgen05_commit(barrier& b, pred p, Where where = Where::current()) { commit("tcgen05.commit", 1, b, p, where); }
+  void tcgen05_commit_pair(barrier& b, pred p, Where where = Where::current()) {
+    commit("tcgen05.commit.multicast", 2, b, p, where);
+  }
   void tcgen05_ld(registers<uint32_t, 16>& d, uint32_t tmem, Where where = Where::current());
   void tcgen05_wait_ld(registers<uint32_t, 16>& d, Where where = Where::current());
   void tcgen05_fence_before_thread_sync(Where where = Where::current());
@@ -290,7 +302,12 @@ struct Warp {
   void copy_out(const Op& op, std::function<Bytes(uint32_t record)> read,
                 std::function<void(uint32_t component, uint32_t step, const Bytes&)> write);
   void wait_for_groups(const char* name, size_t pending, bool read, Where where);
-  void mma(cuda::MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
+  void alloc(int ctas, uint32_t shared, uint32_t columns, Where where);
+  void dealloc(int ctas, uint32_t tmem, uint32_t columns, Where where);
+  void copy_scales(int ctas, uint32_t tmem, uint64_t descriptor, pred p, Where where);
+  void commit(const char* name, int ctas, barrier& b, pred p, Where where);
+  std::vector<Cta*> tensor_ctas(const Op& op, int ctas);
+  void mma(cuda::MmaKind kind, int ctas, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
   void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool a_mn, bool b_mn, bool accumulate,

@@ -66,7 +66,7 @@ std::vector<float> gather(const Cta& cta, MmaKind kind, uint32_t format, const S
 
 // --- tensor memory
 
-void Warp::tcgen05_alloc(uint32_t shared, uint32_t columns, Where where) {
+void Warp::alloc(int ctas, uint32_t shared, uint32_t columns, Where where) {
   const Op op = begin("tcgen05.alloc", where);
   if (op.is("skip")) return;
   Cta& cta = *w.cta;
@@ -81,17 +81,18 @@ void Warp::tcgen05_alloc(uint32_t shared, uint32_t columns, Where where) {
     cta.tmem_shadow = Shadow(kTmemLanes * kTmemColumns);
   }
   cta.tmem_allocations[first] = columns;
+  cta.tmem_ctas = ctas;
   w.tensor_done = ++w.tensor_step;
   cta.tmem_owner = grid.record(w, op, Proxy::kTensor, true, w.tensor_component, w.tensor_step);
   grid.touch_shared(w, op, grid.record(w, op, Proxy::kGeneric, true, w.component, w.step), w.view(), shared, 4);
   std::memcpy(cta.shared + shared, &first, 4);
 }
 
-void Warp::tcgen05_dealloc(uint32_t tmem, uint32_t columns, Where where) {
+void Warp::dealloc(int ctas, uint32_t tmem, uint32_t columns, Where where) {
   const Op op = begin("tcgen05.dealloc", where);
   if (op.is("skip")) return;
   const auto found = w.cta->tmem_allocations.find(tmem & 0xffff);
-  if (found == w.cta->tmem_allocations.end() || found->second != columns)
+  if (found == w.cta->tmem_allocations.end() || found->second != columns || w.cta->tmem_ctas != ctas)
     grid.fail(w, op, "tensor memory", "these columns were not allocated");
   // Freeing is a write: nothing may use the columns any more.
   const uint32_t record = grid.record(w, op, Proxy::kTensor, true, w.tensor_component, ++w.tensor_step);
@@ -146,7 +147,15 @@ void Warp::tcgen05_fence_after_thread_sync(Where where) {
 
 // --- the queue of the tensor core
 
-void Warp::tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, pred p, Where where) {
+// Whose memories an instruction works on: the warp's CTA, or with it, which is the first, the other one of its pair.
+std::vector<Cta*> Warp::tensor_ctas(const Op& op, int ctas) {
+  if (ctas == 1) return {w.cta};
+  const auto& pair = w.cta->cluster->ctas;
+  if (pair.size() != 2 || w.cta->cluster_rank) grid.fail(w, op, "tensor memory", "the first CTA of a pair issues this");
+  return pair;
+}
+
+void Warp::copy_scales(int ctas, uint32_t tmem, uint64_t descriptor, pred p, Where where) {
   const Op op = begin("tcgen05.cp", where);
   p = one_lane(op, p);
   if (op.is("column")) ++tmem;
@@ -157,25 +166,26 @@ void Warp::tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, pred p,
     grid.fail(w, op, "descriptor", "not a valid unswizzled shared-memory descriptor");
   for (int i = 0; i < kLanes; ++i) {
     if (!p[i]) continue;
-    Cta& cta = *w.cta;
-    const uint32_t step = ++cta.tensor_step;
-    cta.tensor_queue.push_back([this, op, from, tmem, step, issued = Issued(w)] {
-      Cta& in = *w.cta;
-      const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, in.tensor_component, step);
-      const uint32_t writes = grid.record(w, op, Proxy::kTensor, true, in.tensor_component, step);
+    const uint32_t step = ++w.cta->tensor_step;
+    w.cta->tensor_queue.push_back([=, this, group = tensor_ctas(op, ctas), issued = Issued(w)] {
+      const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, w.cta->tensor_component, step);
+      const uint32_t writes = grid.record(w, op, Proxy::kTensor, true, w.cta->tensor_component, step);
       const auto column = static_cast<int>(tmem & 0xffff);
-      grid.touch_tmem(w, op, writes, issued.view(), 0, kTmemLanes, column, 4);
-      for (uint32_t line = 0; line < 32; ++line) {
-        const uint32_t at = from.k_major(line, 0);
-        grid.touch_shared(w, op, reads, issued.view(), at, 16);
-        for (uint32_t copy = 0; copy < 4; ++copy)
-          std::memcpy(&in.tmem[(copy * 32 + line) * kTmemColumns + static_cast<uint32_t>(column)], in.shared + at, 16);
+      for (Cta* in : group) {
+        grid.touch_tmem_of(*in, w, op, writes, issued.view(), 0, kTmemLanes, column, 4);
+        for (uint32_t line = 0; line < 32; ++line) {
+          const uint32_t at = from.k_major(line, 0);
+          grid.touch_shared_of(*in, w, op, reads, issued.view(), at, 16);
+          for (uint32_t copy = 0; copy < 4; ++copy)
+            std::memcpy(&in->tmem[(copy * 32 + line) * kTmemColumns + static_cast<uint32_t>(column)], in->shared + at,
+                        16);
+        }
       }
     });
   }
 }
 
-void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
+void Warp::mma(MmaKind kind, int ctas, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
                uint32_t scale_a, uint32_t scale_b, pred p, Where where) {
   const bool scaled = kind != MmaKind::kF16, fp4 = kind == MmaKind::kMxf4nvf4;
   const Op op = begin(scaled ? "tcgen05.mma.block_scale" : "tcgen05.mma", where);
@@ -208,8 +218,8 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
     grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
   const uint64_t unsupported = I::kSparse.of(instruction) | I::kNegate.of(instruction) | (fp4 && (a_mn || b_mn)) |
                                (instruction & (scaled ? I::kScaledReserved : I::kF16Reserved));
-  if (unsupported || m != 128 || n < 16 || n > 256 || n % 16 || (!scaled && I::kF16Accumulator.of(instruction) != 1) ||
-      (scaled && I::kLongK.of(instruction)))
+  if (unsupported || m != 128 * ctas || n < 16 || n > 256 || n % 16 ||
+      (!scaled && I::kF16Accumulator.of(instruction) != 1) || (scaled && I::kLongK.of(instruction)))
     grid.fail(w, op, "descriptor", "an instruction descriptor with fields that this machine does not take");
   const auto a_format = static_cast<uint32_t>(I::kA.of(instruction)),
              b_format = static_cast<uint32_t>(I::kB.of(instruction));
@@ -221,80 +231,92 @@ void Warp::mma(MmaKind kind, uint32_t d, uint64_t a, uint64_t b, uint32_t instru
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!p[lane]) continue;
     const uint32_t step = ++w.cta->tensor_step;
-    w.cta->tensor_queue.push_back([=, this, issued = Issued(w)] {
-      Cta& in = *w.cta;
+    w.cta->tensor_queue.push_back([=, this, group = tensor_ctas(op, ctas), issued = Issued(w)] {
       const auto d_column = static_cast<int>(d & 0xffff);
-      const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, in.tensor_component, step);
-      const uint32_t tmem_reads = grid.record(w, op, Proxy::kTensor, false, in.tensor_component, step);
-      const uint32_t writes = grid.record(w, op, Proxy::kTensor, true, in.tensor_component, step);
-      const auto touch = [&](const SharedDescriptor& o, bool mn_major, int lines) {
+      const int rows = m / ctas, lines = n / ctas;  // of A and D, of B in each CTA
+      const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, w.cta->tensor_component, step);
+      const uint32_t tmem_reads = grid.record(w, op, Proxy::kTensor, false, w.cta->tensor_component, step);
+      const uint32_t writes = grid.record(w, op, Proxy::kTensor, true, w.cta->tensor_component, step);
+      const auto take = [&](Cta& in, uint32_t format, const SharedDescriptor& o, bool mn_major, int count) {
         const uint32_t elements = kind == MmaKind::kF16 ? 16 : 32;
-        const uint32_t across = mn_major ? elements : static_cast<uint32_t>(lines),
-                       along = mn_major ? static_cast<uint32_t>(lines) * kLineBytes / elements : kLineBytes;
+        const uint32_t across = mn_major ? elements : static_cast<uint32_t>(count),
+                       along = mn_major ? static_cast<uint32_t>(count) * kLineBytes / elements : kLineBytes;
         for (uint32_t line = 0; line < across; ++line)
           for (uint32_t at = 0; at < along; at += 16)
-            grid.touch_shared(w, op, reads, issued.view(), mn_major ? o.mn_major(at, line) : o.k_major(line, at), 16);
+            grid.touch_shared_of(in, w, op, reads, issued.view(), mn_major ? o.mn_major(at, line) : o.k_major(line, at),
+                                 16);
+        return gather(in, kind, format, o, mn_major, count);
       };
-      touch(from_a, a_mn, m), touch(from_b, b_mn, n);
-      const auto va = gather(in, kind, a_format, from_a, a_mn, m), vb = gather(in, kind, b_format, from_b, b_mn, n);
-      const int elements = static_cast<int>(va.size()) / m, blocks = fp4 ? 4 : 1, block = elements / blocks;
-      if (accumulate) grid.touch_tmem(w, op, tmem_reads, issued.view(), 0, m, d_column, n);
-      std::vector<float> sa(static_cast<size_t>(m * blocks), 1.0f), sb(static_cast<size_t>(n * blocks), 1.0f);
-      if (scaled) {
-        const bool e8m0 = I::kScaleType.of(instruction);
-        const auto load = [&](std::vector<float>& s, uint32_t tmem, int lines, uint64_t id) {
+      std::vector<float> vb;
+      for (Cta* in : group) {
+        const auto part = take(*in, b_format, from_b, b_mn, lines);
+        vb.insert(vb.end(), part.begin(), part.end());
+      }
+      const int elements = static_cast<int>(vb.size()) / n, blocks = fp4 ? 4 : 1, block = elements / blocks;
+      std::vector<float> vb_turned(vb.size());
+      for (int c = 0; c < n; ++c)
+        for (int e = 0; e < elements; ++e)
+          vb_turned[static_cast<size_t>(e * n + c)] = vb[static_cast<size_t>(c * elements + e)];
+      for (Cta* in : group) {
+        const auto va = take(*in, a_format, from_a, a_mn, rows);
+        if (accumulate) grid.touch_tmem_of(*in, w, op, tmem_reads, issued.view(), 0, rows, d_column, n);
+        std::vector<float> sa(static_cast<size_t>(rows * blocks), 1.0f), sb(static_cast<size_t>(n * blocks), 1.0f);
+        const auto load = [&](std::vector<float>& s, uint32_t tmem, int count, uint64_t id) {
+          const bool e8m0 = I::kScaleType.of(instruction);
           const auto column = static_cast<int>(tmem & 0xffff);
-          grid.touch_tmem(w, op, tmem_reads, issued.view(), 0, kTmemLanes, column, (lines + 31) / 32);
-          for (int line = 0; line < lines; ++line) {
-            const uint32_t word = in.tmem[static_cast<size_t>(line % 32 * kTmemColumns + column + line / 32)];
+          grid.touch_tmem_of(*in, w, op, tmem_reads, issued.view(), 0, kTmemLanes, column, (count + 31) / 32);
+          for (int line = 0; line < count; ++line) {
+            const uint32_t word = in->tmem[static_cast<size_t>(line % 32 * kTmemColumns + column + line / 32)];
             for (int j = 0; j < blocks; ++j)
               s[static_cast<size_t>(line * blocks + j)] =
                   scale_value(e8m0, word >> (8 * (static_cast<int>(id) + j)) & 255);
           }
         };
-        load(sa, scale_a, m, I::kScaleIdA.of(instruction)), load(sb, scale_b, n, I::kScaleIdB.of(instruction));
-      }
-      grid.touch_tmem(w, op, writes, issued.view(), 0, m, d_column, n);
-      std::vector<float> vb_turned(vb.size());
-      for (int c = 0; c < n; ++c)
-        for (int e = 0; e < elements; ++e)
-          vb_turned[static_cast<size_t>(e * n + c)] = vb[static_cast<size_t>(c * elements + e)];
-      std::array<float, 256> sum, part;
-      for (int r = 0; r < m; ++r) {
-        uint32_t* words = &in.tmem[static_cast<size_t>(r * kTmemColumns + d_column)];
-        for (int c = 0; c < n; ++c) sum[c] = accumulate ? __builtin_bit_cast(float, words[c]) : 0.0f;
-        for (int j = 0; j < blocks; ++j) {
-          part.fill(0.0f);
-          for (int e = j * block; e < (j + 1) * block; ++e) {
-            const float x = va[static_cast<size_t>(r * elements + e)], *y = &vb_turned[static_cast<size_t>(e * n)];
-            for (int c = 0; c < n; ++c) part[c] += x * y[c];
-          }
-          const double scale_r = sa[static_cast<size_t>(r * blocks + j)];  // a product of two scales may leave FP32
-          for (int c = 0; c < n; ++c)
-            sum[c] +=
-                scaled ? static_cast<float>(part[c] * (scale_r * sb[static_cast<size_t>(c * blocks + j)])) : part[c];
+        if (scaled) {
+          load(sa, scale_a, rows, I::kScaleIdA.of(instruction));
+          load(sb, scale_b, n, I::kScaleIdB.of(instruction));
         }
-        for (int c = 0; c < n; ++c) words[c] = __builtin_bit_cast(uint32_t, sum[c]);
+        grid.touch_tmem_of(*in, w, op, writes, issued.view(), 0, rows, d_column, n);
+        std::array<float, 256> sum, part;
+        for (int r = 0; r < rows; ++r) {
+          uint32_t* words = &in->tmem[static_cast<size_t>(r * kTmemColumns + d_column)];
+          for (int c = 0; c < n; ++c) sum[c] = accumulate ? __builtin_bit_cast(float, words[c]) : 0.0f;
+          for (int j = 0; j < blocks; ++j) {
+            part.fill(0.0f);
+            for (int e = j * block; e < (j + 1) * block; ++e) {
+              const float x = va[static_cast<size_t>(r * elements + e)], *y = &vb_turned[static_cast<size_t>(e * n)];
+              for (int c = 0; c < n; ++c) part[c] += x * y[c];
+            }
+            const double scale_r = sa[static_cast<size_t>(r * blocks + j)];  // a product of two scales may leave FP32
+            for (int c = 0; c < n; ++c)
+              sum[c] +=
+                  scaled ? static_cast<float>(part[c] * (scale_r * sb[static_cast<size_t>(c * blocks + j)])) : part[c];
+          }
+          for (int c = 0; c < n; ++c) words[c] = __builtin_bit_cast(uint32_t, sum[c]);
+        }
       }
     });
   }
 }
 
-void Warp::tcgen05_commit(barrier& b, pred p, Where where) {
-  const Op op = begin("tcgen05.commit", where);
+void Warp::commit(const char* name, int ctas, barrier& b, pred p, Where where) {
+  const Op op = begin(name, where);
   p = one_lane(op, p);
   const uint32_t address = grid.shared_offset(w, op, &b, sizeof b);
   for (int i = 0; i < kLanes; ++i) {
     if (!p[i]) continue;
+    auto group = tensor_ctas(op, ctas);
+    if (op.is("one")) group.pop_back();
     const uint32_t step = ++w.cta->tensor_step;
-    w.cta->tensor_queue.push_back([this, op, address, step, issued = Issued(w)] {
+    w.cta->tensor_queue.push_back([=, this, issued = Issued(w)] {
       const uint32_t record = grid.record(w, op, Proxy::kAsync, false, w.cta->tensor_component, step);
-      Barrier& state = grid.barrier(w, op, address);
-      grid.touch_shared(w, op, record, issued.view(), address, sizeof(barrier));
       Clock done = issued.generic;  // what the tensor core did came after what its issuer had waited for,
       done.forget(w.component);     // but releases no write of the issuer's own
       done.raise(w.cta->tensor_component, step);
-      grid.arrive(w, op, state, 1, done, nullptr);
+      for (Cta* in : group) {
+        grid.touch_shared_of(*in, w, op, record, issued.view(), address, sizeof(barrier));
+        grid.arrive(w, op, grid.barrier_of(*in, w, op, address), 1, done, nullptr);
+      }
     });
   }
 }

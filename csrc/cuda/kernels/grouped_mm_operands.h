@@ -7,15 +7,19 @@
 
 namespace mxmoe::cuda {
 
-template <Operand kOperandFormat, bool kBColumnCopy, int kStageCount>
+// kCtaCount: 2 for a pair of CTAs that share a tile of twice the rows; each has its own rows of A and half the lines of
+// B.
+template <Operand kOperandFormat, bool kBColumnCopy, int kStageCount, int kCtaCount = 1>
 struct operand_layout : operand_facts<kOperandFormat> {
   using facts = operand_facts<kOperandFormat>;
   static constexpr bool kAColumns = false, kBColumns = kBColumnCopy;
   static_assert(!kBColumns || kOperandFormat != Operand::kNvfp4, "4-bit operands are K-major");
-  static constexpr int kRows = kTileRows, kColumns = 128, kStages = kStageCount;
-  // Boxes of B in a slot: 128 lines of outputs, or lines of the contraction, as many as 128 outputs need side by side.
-  static constexpr int kBLines = kBColumns ? facts::kStep : kColumns, kABlocks = 1,
-                       kBBlocks = kBColumns ? kColumns / facts::kStep : 1;
+  static constexpr int kRows = kTileRows, kColumns = 128, kStages = kStageCount, kCtas = kCtaCount;
+  static constexpr int kBOutputs = kColumns / kCtas;
+  // Boxes of B in a slot: lines of outputs, or lines of the contraction, as many as the outputs need side by side.
+  static constexpr int kBLines = kBColumns ? facts::kStep : kBOutputs, kABlocks = 1,
+                       kBBlocks = kBColumns ? kBOutputs / facts::kStep : 1;
+  static_assert(kBBlocks > 0, "a line of B has 128 bytes");
   using a_tile = st<kRows, facts::kStepBytes, Swizzle::k128B>;
   using b_tile = st<kBLines, facts::kStepBytes, Swizzle::k128B>;
 };
@@ -25,10 +29,11 @@ namespace grouped_mm {
 template <class M>
 struct globals {
   typename M::tensor_map a, b;  // (rows, contraction), (experts * outputs, contraction), boxes of 128 lines x 128 bytes
-  const uint8_t *a_scales, *b_scales;  // blocked; a's by padded rows, b's one matrix per expert
-  const float *a_global, *b_global;    // NVFP4: one per row, one per expert and output
-  const float* bias;                   // (experts, outputs) or null
-  void* out;                           // (rows, outputs), out_stride elements apart
+  typename M::tensor_map a_scale_tiles, b_scale_tiles;  // pairs: the scales as lines of 128 bytes, boxes of a slot's
+  const uint8_t *a_scales, *b_scales;                   // blocked; a's by padded rows, b's one matrix per expert
+  const float *a_global, *b_global;                     // NVFP4: one per row, one per expert and output
+  const float* bias;                                    // (experts, outputs) or null
+  void* out;                                            // (rows, outputs), out_stride elements apart
   Groups groups;
   int outputs, contraction;  // elements
   int steps, scale_tiles;    // slots of the contraction; 512-byte scale tiles along it
@@ -44,30 +49,43 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, operand_ring<Layout>& s) {
   ring<L::kStages> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, L::kColumns));
-  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
+  const int rank = L::kCtas == 1 ? 0 : m.cluster_ctarank();
+  for (auto walk = TileWalk<L::kCtas>::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     if (tile.group == g.groups.num_groups) break;
-    const int column = tile.column_tile * L::kColumns;
+    const int column = tile.column_tile * L::kColumns + rank * L::kBOutputs;
     const int64_t a_tile = tile.padded_tile * g.scale_tiles,
                   b_tile = (int64_t{tile.group} * column_tiles + tile.column_tile) * g.scale_tiles;
     for (int step = 0; step < g.steps; ++step, at.advance()) {
       auto& slot = s.slots[at.slot];
       auto& arrived = s.arrived[at.slot];
-      const uint32_t scale_bytes = L::scale_tiles(g.contraction - step * L::kStep) * scale_tile::num_bytes;
       m.mbarrier_wait(s.finished[at.slot], at.parity ^ 1);
-      m.mbarrier_arrive_expect_tx(arrived, (L::kRows + L::kColumns) * L::kStepBytes + 2 * scale_bytes, one);
-      m.tma_load(&slot.a, g.a, step * L::kMapStep, static_cast<int>(tile.row), arrived, one);
-      for (int i = 0; i < L::kBBlocks; ++i) {
-        if constexpr (L::kBColumns)
-          m.tma_load(&slot.b[i], g.b, column + i * L::kColumns / L::kBBlocks,
-                     tile.group * g.contraction + step * L::kStep, arrived, one);
-        else
-          m.tma_load(&slot.b[i], g.b, step * L::kMapStep, tile.group * g.outputs + column, arrived, one);
-      }
-      if constexpr (L::kScaleTiles > 0) {
-        m.bulk_load(slot.a_scales, g.a_scales + (a_tile + step * L::kScaleTiles) * kScaleTileBytes, scale_bytes,
-                    arrived, one);
-        m.bulk_load(slot.b_scales, g.b_scales + (b_tile + step * L::kScaleTiles) * kScaleTileBytes, scale_bytes,
-                    arrived, one);
+      const int b_column = L::kBColumns ? column : step * L::kMapStep,
+                b_row = L::kBColumns ? tile.group * g.contraction + step * L::kStep : tile.group * g.outputs + column;
+      constexpr int kBlock = L::kBOutputs / L::kBBlocks;  // outputs of a box of column copies
+      constexpr uint32_t kBytes = (L::kRows + L::kBOutputs) * L::kStepBytes;
+      if constexpr (L::kCtas == 1) {
+        const uint32_t scale_bytes = L::scale_tiles(g.contraction - step * L::kStep) * scale_tile::num_bytes;
+        m.mbarrier_arrive_expect_tx(arrived, kBytes + 2 * scale_bytes, one);
+        m.tma_load(&slot.a, g.a, step * L::kMapStep, static_cast<int>(tile.row), arrived, one);
+        for (int i = 0; i < L::kBBlocks; ++i) m.tma_load(&slot.b[i], g.b, b_column + i * kBlock, b_row, arrived, one);
+        if constexpr (L::kScaleTiles > 0) {
+          m.bulk_load(slot.a_scales, g.a_scales + (a_tile + step * L::kScaleTiles) * kScaleTileBytes, scale_bytes,
+                      arrived, one);
+          m.bulk_load(slot.b_scales, g.b_scales + (b_tile + step * L::kScaleTiles) * kScaleTileBytes, scale_bytes,
+                      arrived, one);
+        }
+      } else {  // the first CTA's barrier counts the bytes of both
+        const uint32_t of_both = m.mapa(m.shared_address(&arrived), 0);
+        if (rank == 0)
+          m.mbarrier_arrive_expect_tx(arrived, 2 * (kBytes + 2 * L::kScaleTiles * scale_tile::num_bytes), one);
+        m.tma_load_pair(&slot.a, g.a, step * L::kMapStep, static_cast<int>(tile.row), of_both, one);
+        for (int i = 0; i < L::kBBlocks; ++i)
+          m.tma_load_pair(&slot.b[i], g.b, b_column + i * kBlock, b_row, of_both, one);
+        if constexpr (L::kScaleTiles > 0) {
+          const auto line = [&](int64_t tile) { return static_cast<int>((tile + step * L::kScaleTiles) * 4); };
+          m.tma_load_pair(slot.a_scales, g.a_scale_tiles, 0, line(a_tile), of_both, one);
+          m.tma_load_pair(slot.b_scales, g.b_scale_tiles, 0, line(b_tile), of_both, one);
+        }
       }
     }
   }
@@ -98,7 +116,15 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
   g.contraction = static_cast<int>(a.values.sizes[1]) * (Layout::kStep / Layout::kMapStep);
   g.steps = static_cast<int>(ceil_div(g.contraction, Layout::kStep));
   g.scale_tiles = static_cast<int>(ceil_div(g.contraction, Layout::kTileElements));
-  l.template run<K>(l.num_sms(), g,
+  if constexpr (Layout::kCtas == 2 && Layout::kScaleTiles > 0) {
+    const auto tiles = [&](Tensor t) {
+      t.ndim = 2, t.sizes[0] = t.sizes[0] / 128, t.sizes[1] = 128, t.strides[0] = 128, t.strides[1] = 1;
+      return l.tensor_map(t, 4 * Layout::kScaleTiles, 128, Swizzle::kNone);
+    };
+    g.a_scale_tiles = tiles(a.scales), g.b_scale_tiles = tiles(b.scales);
+  }
+  const int ctas = l.num_sms() / Layout::kCtas * Layout::kCtas;
+  l.template run<K>(ctas ? ctas : Layout::kCtas, g,
                     {{"a", a.values},
                      {"a scales", a.scales},
                      {"a global", a.global},

@@ -51,7 +51,7 @@ MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
   Decoding<C> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
-  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
+  for (auto walk = TileWalk<>::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     if (tile.group == g.groups.num_groups) break;
     decode_tile<C>(m, s.codes, s.halves, at, element, is_b, g.contraction);
   }
@@ -91,7 +91,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   ring<C::Halves::kStages> at;
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, C::kColumns));
-  for (auto walk = TileWalk::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
+  for (auto walk = TileWalk<>::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     const bool product = tile.group < g.groups.num_groups;
     typename M::template registers<float, 64> d;
     unrolled<64>([&](int i) { d[i] = F{}; });

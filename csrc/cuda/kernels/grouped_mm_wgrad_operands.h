@@ -12,7 +12,7 @@ template <Operand kOperandFormat, int kStageCount, bool kMNMajor = kOperandForma
 struct gradient_layout : operand_facts<kOperandFormat> {
   using facts = operand_facts<kOperandFormat>;
   static constexpr bool kAColumns = kMNMajor, kBColumns = kMNMajor;
-  static constexpr int kRows = 128, kColumns = 128, kStages = kStageCount;
+  static constexpr int kRows = 128, kColumns = 128, kStages = kStageCount, kCtas = 1;
   static constexpr int kTokens = facts::kStep;
   // Boxes of an operand in a slot: lines of tokens, as many as 128 features need side by side; or 128 of features.
   static constexpr int kLines = kMNMajor ? kTokens : 128, kBlocks = kMNMajor ? 128 / kTokens : 1, kABlocks = kBlocks,

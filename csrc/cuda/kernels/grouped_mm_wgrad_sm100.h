@@ -33,8 +33,7 @@ MXMOE_KERNEL void issue(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
   GradientTile tile;
   for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     if (tile.tokens == 0) continue;
-    m.mbarrier_wait(s.output_finished[output.slot], output.parity ^ 1);
-    m.tcgen05_fence_after_thread_sync();
+    tensor_core::wait_drained<1>(m, s.output_finished[output.slot], output.parity ^ 1);
     const uint32_t d = tmem + static_cast<uint32_t>(output.slot * C::kColumns);
     for (int step = 0; step * C::kTokens < tile.tokens; ++step, at.advance()) {
       m.mbarrier_wait(s.arrived[at.slot], at.parity);
@@ -98,8 +97,7 @@ MXMOE_KERNEL void drain(M& m, const globals<M>& g, shared<C>& s, uint32_t tmem) 
       store_columns<C::kOutput>(m, out, offset, y, g.gradients.columns - first, aligned, writes);
     }
     if (product) {
-      m.tcgen05_fence_before_thread_sync();
-      m.mbarrier_arrive(s.output_finished[output.slot], one);
+      tensor_core::arrive_drained<1>(m, s.output_finished[output.slot], one);
       output.advance();
     }
   }

@@ -39,19 +39,23 @@ struct OutputTile {
   int column_tile;
 };
 
-// The tiles of one CTA, in order. Every role of the CTA walks them by itself.
+// The tiles of one CTA, in order. Every role of the CTA walks them by itself. Two CTAs of a pair have two row tiles one
+// below the other, of which the second may have no rows; then its scales are those of the group's last row tile.
+template <int kCtas = 1>
 struct TileWalk {
+  static constexpr int kRows = kCtas * kTileRows;
   Groups groups;
   int column_tiles;
+  int rank;      // of the CTA in its pair
   int64_t next;  // tile number of this CTA's next tile
-  int64_t step;  // CTAs
+  int64_t step;  // CTAs or pairs
   int group = 0;
   int64_t start = 0, end = 0;                  // rows of the group
   int64_t first_tile = 0, first_row_tile = 0;  // numbers of its first tile, of its first row tile
 
   template <class M>
   MXMOE_KERNEL static TileWalk begin(M& m, const Groups& g, int column_tiles) {
-    TileWalk w{g, column_tiles, m.cta_idx(), m.num_ctas()};
+    TileWalk w{g, column_tiles, m.cta_idx() % kCtas, m.cta_idx() / kCtas, m.num_ctas() / kCtas};
     w.end = g.num_groups ? g.end(m, 0) : g.num_rows;
     return w;
   }
@@ -59,18 +63,23 @@ struct TileWalk {
   template <class M>
   MXMOE_KERNEL bool advance(M& m, OutputTile& tile) {
     for (;;) {
-      const int64_t row_tiles = ceil_div(end - start, kTileRows), tiles = row_tiles * column_tiles;
+      const int64_t row_tiles = ceil_div(end - start, kRows), tiles = row_tiles * column_tiles;
+      const int64_t scale_tiles = ceil_div(end - start, kTileRows);
       if (next < first_tile + tiles) {
         const TilePosition at =
             supergroup_tile(static_cast<int>(next - first_tile), static_cast<int>(row_tiles), column_tiles);
-        const int64_t row = start + int64_t{at.row} * kTileRows, left = end - row;
-        tile = {group, row, static_cast<int>(left < kTileRows ? left : kTileRows), first_row_tile + at.row, at.column};
+        const int64_t row_tile = int64_t{at.row} * kCtas + rank, row = start + row_tile * kTileRows, left = end - row;
+        tile = {group, row,
+                static_cast<int>(left < 0           ? 0
+                                 : left < kTileRows ? left
+                                                    : kTileRows),
+                first_row_tile + (row_tile < scale_tiles ? row_tile : scale_tiles - 1), at.column};
         next += step;
         return true;
       }
       if (group == groups.num_groups) return false;
       ++group;
-      first_tile += tiles, first_row_tile += row_tiles;
+      first_tile += tiles, first_row_tile += scale_tiles;
       start = end, end = group < groups.num_groups ? groups.end(m, group) : groups.num_rows;
     }
   }

@@ -271,43 +271,57 @@ struct Device {
   MXMOE_OP void fence_proxy_async() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
   // --- tensor memory and the tensor core of sm_100a
+  // kCtas: 2 where a pair of CTAs works as one. A warp of each allocates and frees; a thread of the first one copies
+  // (shared to tensor memory of each) and multiplies: M / 2 rows of A and of D and N / 2 lines of B are in each.
+#define MXMOE_TCGEN05(kCtas, before, after, ...)           \
+  if constexpr (kCtas == 2)                                \
+    asm volatile(before "cta_group::2" after __VA_ARGS__); \
+  else                                                     \
+    asm volatile(before "cta_group::1" after __VA_ARGS__)
+  template <int kCtas = 1>
   MXMOE_OP void tcgen05_alloc(uint32_t shared, uint32_t columns) const {
-    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared), "r"(columns)
-                 : "memory");
+    MXMOE_TCGEN05(kCtas, "tcgen05.alloc.", ".sync.aligned.shared::cta.b32 [%0], %1;", ::"r"(shared),
+                  "r"(columns) : "memory");
   }
+  template <int kCtas = 1>
   MXMOE_OP void tcgen05_dealloc(uint32_t tmem, uint32_t columns) const {
-    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(tmem), "r"(columns));
+    MXMOE_TCGEN05(kCtas, "tcgen05.dealloc.", ".sync.aligned.b32 %0, %1;", ::"r"(tmem), "r"(columns));
   }
+  template <int kCtas = 1>
   MXMOE_OP void tcgen05_cp_32x128b_warpx4(uint32_t tmem, uint64_t descriptor, bool p) const {
-    if (p) asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(tmem), "l"(descriptor) : "memory");
+    if (p) MXMOE_TCGEN05(kCtas, "tcgen05.cp.", ".32x128b.warpx4 [%0], %1;", ::"r"(tmem), "l"(descriptor) : "memory");
   }
   // D (+)= A B^T. Block-scaled kinds read scale words at scale_a, scale_b.
-  template <MmaKind kKind>
+  template <MmaKind kKind, int kCtas = 1>
   MXMOE_OP void tcgen05_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate, uint32_t scale_a,
                             uint32_t scale_b, bool p) const {
     if (!p) return;
+#define MXMOE_MMA(kind, scales)                                                                       \
+  MXMOE_TCGEN05(kCtas, "{ .reg .pred p; setp.ne.b32 p, %4, 0;\ntcgen05.mma.",                         \
+                kind " [%0], %1, %2, %3, " scales "p; }", ::"r"(d), "l"(a), "l"(b), "r"(instruction), \
+                "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b) : "memory")
     if constexpr (kKind == MmaKind::kF16)
-      asm volatile(
-          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p; }" ::"r"(d),
-          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate})
-          : "memory");
+      MXMOE_MMA(".kind::f16", "");
     else if constexpr (kKind == MmaKind::kMxf8f6f4)
-      asm volatile(
-          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n"
-          "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(d),
-          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b)
-          : "memory");
+      MXMOE_MMA(".kind::mxf8f6f4.block_scale.block32", "[%5], [%6], ");
     else
-      asm volatile(
-          "{ .reg .pred p; setp.ne.b32 p, %4, 0;\n"
-          "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%5], [%6], p; }" ::"r"(d),
-          "l"(a), "l"(b), "r"(instruction), "r"(uint32_t{accumulate}), "r"(scale_a), "r"(scale_b)
-          : "memory");
+      MXMOE_MMA(".kind::mxf4nvf4.block_scale.block16", "[%5], [%6], ");
+#undef MXMOE_MMA
   }
+#undef MXMOE_TCGEN05
   MXMOE_OP void tcgen05_commit(barrier& b, bool p) const {
     if (p)
       asm volatile(
           "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(&b))
+          : "memory");
+  }
+  // Of a pair, at the barriers in the same place in both CTAs.
+  MXMOE_OP void tcgen05_commit_pair(barrier& b, bool p) const {
+    if (p)
+      asm volatile(
+          "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+              shared_address(&b)),
+          "h"(uint16_t{3})
           : "memory");
   }
   // 16 columns of this warp's 32 lanes; readable after tcgen05_wait_ld.
