@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from mxmoe.backends.interpreter import KernelError, running
 
-OPERAND = ("start", "stride", "swizzle", "format")
+OPERAND = ("start", "stride", "leading", "swizzle", "format")
+# Mutants only at sites that say so: elsewhere they are what is done anyway.
+CONDITIONAL = {"all lanes", "a.leading", "b.leading"}
 MMA = ("skip", "accumulate", "n", "d", "all lanes", *(f"{o}.{field}" for o in "ab" for field in (*OPERAND, "major")))
 # Instruction -> (class of operations, the ways to get it wrong).
 KINDS = {
@@ -41,7 +43,7 @@ KINDS = {
     "tcgen05.cp": ("descriptor", ("skip", "column", "start", "stride", "all lanes")),
     "tcgen05.mma": ("descriptor", MMA),
     "tcgen05.mma.block_scale": ("descriptor", (*MMA, "scale id a", "scale id b", "scale a", "scale b")),
-    "wgmma.mma_async": ("descriptor", ("skip", "accumulate", *(f"{o}.{field}" for o in "ab" for field in OPERAND[:3]))),
+    "wgmma.mma_async": ("descriptor", ("skip", "accumulate", *(f"{o}.{field}" for o in "ab" for field in OPERAND[:4]))),
     "wgmma.fence": ("fence", ("skip",)),
     "wgmma.commit_group": ("fence", ("skip",)),
     "wgmma.wait_group": ("fence", ("skip",)),
@@ -79,9 +81,10 @@ def mutants(case: Callable[[], None], classes=None) -> list[Mutant]:
         case()
     unknown = {op for _, op, _, _ in run.sites} - set(KINDS)
     assert not unknown, unknown
-    predicated = {site for site, _, _, partly in run.sites if partly}  # elsewhere "all lanes" is what is done anyway
+    kinds = {(site, kind) for site, _, _, kinds in run.sites for kind in kinds}
     found = {Mutant(KINDS[op][0], op, site, kind) for site, op, _, _ in run.sites for kind in KINDS[op][1]}
-    return sorted(m for m in found if (classes is None or m.area in classes) and (m.kind != "all lanes" or m.site in predicated))
+    wanted = (m for m in found if classes is None or m.area in classes)
+    return sorted(m for m in wanted if m.kind not in CONDITIONAL or (m.site, m.kind) in kinds)
 
 
 def reason(case: Callable[[], None], mutant: Mutant, seeds=range(3)) -> str | None:

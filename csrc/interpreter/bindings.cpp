@@ -1,6 +1,6 @@
 // The Python module mxmoe._interp. Every function ends with the options of the run: seed, CTAs at a time, and the
-// mutant (call site, kind) or empty strings; it returns the call sites that ran as (label, instruction, calls, whether
-// some call left lanes out).
+// mutant (call site, kind) or empty strings; it returns the call sites that ran as (label, instruction, calls, kinds
+// of mutants that make a difference only at some sites).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace mxmoe::interpreter {
 namespace {
 
-using SiteList = std::vector<std::tuple<std::string, std::string, int64_t, bool>>;
+using SiteList = std::vector<std::tuple<std::string, std::string, int64_t, std::vector<const char*>>>;
 
 // A verb as Python calls it.
 template <typename... Args>
@@ -25,7 +25,7 @@ auto bound(void (*verb)(Launcher&, Args...)) {
     Launcher launcher{{seed, num_sms, site, mutant}, {}};
     verb(launcher, args...);
     SiteList list;
-    for (const Site& s : launcher.sites) list.emplace_back(s.label, s.op, s.calls, s.predicated);
+    for (const Site& s : launcher.sites) list.emplace_back(s.label, s.op, s.calls, s.kinds);
     return list;
   };
 }

@@ -168,7 +168,7 @@ class Grid {
   };
   Op begin(WarpState& w, const char* name, const std::source_location& where);
   void pause(WarpState& w) { w.fiber->pause(); }
-  void mark_predicated(const Op& op) { sites_.mark_predicated(op.site); }
+  void mark(const Op& op, const char* kind) { sites_.mark(op.site, kind); }
   bool chance(int one_in) { return random_() % static_cast<unsigned>(one_in) == 0; }
 
   uint32_t record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step);

@@ -60,8 +60,7 @@ Warp::u32 Warp::mul_bf16x2(u32 a, u32 b) const {
 }
 
 Warp::pred Warp::active(const Op& op, pred p) const {
-  for (int i = 0; i < kLanes; ++i)
-    if (!p[i]) grid.mark_predicated(op);
+  if (any(!p)) grid.mark(op, "all lanes");
   if (op.is("all lanes")) return lane_idx() >= 0;
   return op.is("skip") ? pred{} : p;
 }

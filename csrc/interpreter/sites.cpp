@@ -1,5 +1,7 @@
 #include "interpreter/sites.h"
 
+#include <algorithm>
+
 namespace mxmoe::interpreter {
 
 uint32_t Sites::find(const char* op, const std::source_location& where) {
@@ -15,8 +17,13 @@ uint32_t Sites::find(const char* op, const std::source_location& where) {
   sites_.push_back({where.file_name(),
                     where.line(),
                     where.column(),
-                    {file + ":" + std::to_string(where.line()) + ":" + std::to_string(where.column()), op, 1, false}});
+                    {file + ":" + std::to_string(where.line()) + ":" + std::to_string(where.column()), op, 1, {}}});
   return static_cast<uint32_t>(sites_.size() - 1);
+}
+
+void Sites::mark(uint32_t id, const char* kind) {
+  auto& kinds = sites_[id].site.kinds;
+  if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
 }
 
 std::vector<Site> Sites::list() const {

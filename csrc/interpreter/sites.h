@@ -11,7 +11,7 @@ struct Site {
   std::string label;  // "grouped_mm.h:120:7"
   const char* op;     // the method
   int64_t calls = 0;
-  bool predicated = false;  // some call left lanes out
+  std::vector<const char*> kinds;  // of mutants that are none everywhere: "all lanes" where a call left lanes out
 };
 
 // Of one launch.
@@ -19,7 +19,7 @@ class Sites {
  public:
   uint32_t find(const char* op, const std::source_location& where);
   const Site& operator[](uint32_t id) const { return sites_[id].site; }
-  void mark_predicated(uint32_t id) { sites_[id].site.predicated = true; }
+  void mark(uint32_t id, const char* kind);
   std::vector<Site> list() const;
 
  private:

@@ -196,6 +196,8 @@ void Warp::mma(MmaKind kind, int ctas, uint32_t d, uint64_t a, uint64_t b, uint3
   if (op.is("b.start")) b += 2;
   if (op.is("a.stride")) a += uint64_t{8} << SharedDescriptor::kStride.first;
   if (op.is("b.stride")) b += uint64_t{8} << SharedDescriptor::kStride.first;
+  if (op.is("a.leading")) a += uint64_t{8} << SharedDescriptor::kLeading.first;
+  if (op.is("b.leading")) b += uint64_t{8} << SharedDescriptor::kLeading.first;
   if (op.is("a.swizzle")) a ^= uint64_t{6} << SharedDescriptor::kSwizzle.first;
   if (op.is("b.swizzle")) b ^= uint64_t{6} << SharedDescriptor::kSwizzle.first;
   if (op.is("scale id a")) instruction ^= 1u << I::kScaleIdA.first;
@@ -216,6 +218,9 @@ void Warp::mma(MmaKind kind, int ctas, uint32_t d, uint64_t a, uint64_t b, uint3
   const bool a_mn = I::kMajorA.of(instruction), b_mn = I::kMajorB.of(instruction);
   if ((a_mn && from_a.line_bytes != 128) || (b_mn && from_b.line_bytes != 128))
     grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
+  const int element_bytes = kind == MmaKind::kF16 ? 2 : 1;
+  if (a_mn && m / ctas * element_bytes > 128) grid.mark(op, "a.leading");
+  if (b_mn && n / ctas * element_bytes > 128) grid.mark(op, "b.leading");
   const uint64_t unsupported = I::kSparse.of(instruction) | I::kNegate.of(instruction) | (fp4 && (a_mn || b_mn)) |
                                (instruction & (scaled ? I::kScaledReserved : I::kF16Reserved));
   if (unsupported || m != 128 * ctas || n < 16 || n > 256 || n % 16 ||

@@ -47,12 +47,14 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
   if (op.is("b.start")) b += 2;
   if (op.is("a.stride")) a += uint64_t{8} << SharedDescriptor::kStride.first;
   if (op.is("b.stride")) b += uint64_t{8} << SharedDescriptor::kStride.first;
+  if (op.is("b.leading")) b += uint64_t{8} << SharedDescriptor::kLeading.first;
   if (op.is("a.swizzle")) a ^= uint64_t{3} << 62;
   if (op.is("b.swizzle")) b ^= uint64_t{3} << 62;
   const auto from_a = SharedDescriptor::of_wgmma(a), from_b = SharedDescriptor::of_wgmma(b);
   if (!from_a.valid || !from_b.valid) grid.fail(w, op, "descriptor", "not a valid shared-memory descriptor");
   if ((a_mn && from_a.line_bytes != 128) || (b_mn && from_b.line_bytes != 128))
     grid.fail(w, op, "descriptor", "MN-major operands are taken with a swizzle of 128 bytes");
+  if (b_mn) grid.mark(op, "b.leading");  // the 64 rows of A are one line
   if (!wgmma_fenced_) grid.fail(w, op, "race", "no wgmma.fence between uses of the registers and this");
   d.pending = this;
   const uint32_t step = ++w.tensor_step;

@@ -28,7 +28,7 @@ class Run:
     num_sms: int = 2  # CTAs at the same time
     site: str = ""  # label of the one call that is done wrongly,
     mutant: str = ""  # and how: "skip", "parity", ... (csrc/interpreter/machine.h)
-    sites: list[tuple[str, str, int, bool]] = field(default_factory=list)  # label, instruction, calls, some left lanes out
+    sites: list[tuple[str, str, int, list[str]]] = field(default_factory=list)  # label, instruction, calls, kinds of mutants
 
 
 _run = ContextVar("mxmoe_interpreter_run", default=None)
