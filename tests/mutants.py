@@ -46,7 +46,7 @@ KINDS = {
     "wgmma.mma_async": ("descriptor", ("skip", "accumulate", *(f"{o}.{field}" for o in "ab" for field in OPERAND[:4]))),
     "wgmma.fence": ("fence", ("skip",)),
     "wgmma.commit_group": ("fence", ("skip",)),
-    "wgmma.wait_group": ("fence", ("skip",)),
+    "wgmma.wait_group": ("fence", ("skip", "one more")),
     "tcgen05.alloc": ("tensor memory", ("skip",)),
     "tcgen05.dealloc": ("tensor memory", ("skip",)),
     "tcgen05.ld": ("tensor memory", ("skip", "column")),

@@ -255,7 +255,10 @@ struct Warp {
   // --- wgmma
   void wgmma_fence(Where where = Where::current());
   void wgmma_commit_group(Where where = Where::current());
-  void wgmma_wait_group(registers<float, 64>& d, Where where = Where::current());
+  template <int kPending>
+  void wgmma_wait_group(registers<float, 64>& d, Where where = Where::current()) {
+    wait_for_wgmma(d, kPending, where);
+  }
   template <bool kBF16, bool kAMNMajor, bool kBMNMajor>
   void wgmma_m64n128k16(registers<float, 64>& d, uint64_t a, uint64_t b, bool accumulate,
                         Where where = Where::current()) {
@@ -310,6 +313,7 @@ struct Warp {
   void mma(cuda::MmaKind kind, int ctas, uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate,
            uint32_t scale_a, uint32_t scale_b, pred p, Where where);
 
+  void wait_for_wgmma(registers<float, 64>& d, int pending, Where where);
   void wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, bool a_mn, bool b_mn, bool accumulate,
              Where where);
 
@@ -324,9 +328,10 @@ struct Warp {
   struct WgmmaOp {
     std::function<void()> run;
     uint32_t step;
-    bool committed;
+    int group;  // -1: not committed
   };
   std::vector<WgmmaOp> wgmmas_;  // issued and not waited for
+  int wgmma_groups_ = 0;         // committed
   bool wgmma_fenced_ = false;
   uint32_t loading_ = 0;  // address of the tcgen05.ld that is not waited for
 };

@@ -22,12 +22,16 @@ void Warp::wgmma_fence(Where where) {
 
 void Warp::wgmma_commit_group(Where where) {
   if (begin("wgmma.commit_group", where).is("skip")) return;
-  for (WgmmaOp& op : wgmmas_) op.committed = true;
+  for (WgmmaOp& op : wgmmas_)
+    if (op.group < 0) op.group = wgmma_groups_;
+  ++wgmma_groups_;
 }
 
-void Warp::wgmma_wait_group(registers<float, 64>& d, Where where) {
-  if (begin("wgmma.wait_group", where).is("skip")) return;
-  while (!wgmmas_.empty() && wgmmas_.front().committed) {
+void Warp::wait_for_wgmma(registers<float, 64>& d, int pending, Where where) {
+  const Op op = begin("wgmma.wait_group", where);
+  if (op.is("skip")) return;
+  if (op.is("one more")) ++pending;
+  while (!wgmmas_.empty() && wgmmas_.front().group >= 0 && wgmmas_.front().group < wgmma_groups_ - pending) {
     wgmmas_.front().run();
     w.tensor_done = wgmmas_.front().step;
     wgmmas_.erase(wgmmas_.begin());
@@ -81,7 +85,7 @@ void Warp::wgmma(registers<float, 64>& d, uint64_t a, uint64_t b, bool bf16, boo
         d.value[i][lane] = sum;
       }
   };
-  wgmmas_.push_back({run, step, false});
+  wgmmas_.push_back({run, step, -1});
 }
 
 }  // namespace mxmoe::interpreter

@@ -12,6 +12,7 @@
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/grouped_mm_operands.h"
+#include "cuda/kernels/tensor_core_sm90.h"
 #include "cuda/kernels/to_bf16.h"
 
 namespace mxmoe::cuda::grouped_mm_sm90 {
@@ -57,35 +58,25 @@ MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
   }
 }
 
-// 64 rows of the tile of 128 columns, in registers: multiplied.
 template <class M, class C>
-MXMOE_KERNEL void multiply(M& m, const globals<M>& g, shared<C>& s, ring<C::Halves::kStages>& at, int first_row,
+MXMOE_KERNEL void multiply(M& m, const globals<M>& g, shared<C>& s, ring<C::Halves::kStages>& at, int warpgroup,
                            typename M::template registers<float, 64>& d) {
   using Halves = typename C::Halves;
   const auto one = m.elect_one();
+  tensor_core::SlotInFlight in_flight;
   for (int k = 0; k < g.contraction; k += Halves::kStep, at.advance()) {
-    auto& slot = s.halves.slots[at.slot];
-    const uint64_t a = wgmma_descriptor(
-        Halves::a_tile::k_major(m.shared_address(&slot.a) + static_cast<uint32_t>(first_row * Halves::kStepBytes)));
-    const uint32_t b_address = m.shared_address(&slot.b[0]);
-    const uint64_t b =
-        wgmma_descriptor(C::kBColumns ? Halves::b_tile::mn_major(b_address) : Halves::b_tile::k_major(b_address));
     m.mbarrier_wait(s.halves.arrived[at.slot], at.parity);
-    m.wgmma_fence();
-    for (uint32_t i = 0; i < 4; ++i)  // 16 elements, or 16 lines, of the contraction
-      m.template wgmma_m64n128k16<C::kBF16, false, C::kBColumns>(d, advance(a, 32 * i),
-                                                                 advance(b, i * (C::kBColumns ? 2048 : 32)), true);
-    m.wgmma_commit_group();
-    m.wgmma_wait_group(d);
-    m.mbarrier_arrive(s.halves.finished[at.slot], one);
+    tensor_core::multiply_slot<Halves, C::kBF16>(m, s.halves.slots[at.slot], warpgroup, d);
+    in_flight.next(m, at.slot, s.halves.finished, d, one);
   }
+  in_flight.last(m, s.halves.finished, d, one);
 }
 
 template <class M, class C>
 MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   using F = typename M::template lane<float>;
   m.role("consumer");
-  const int half = m.warp_idx() / 4 * 64;  // rows of this warpgroup
+  const int warpgroup = m.warp_idx() / 4;
   const auto lane = m.lane_idx();
   const bool aligned = pairs_aligned<C::kOutput>(g.out, g.out_stride, g.outputs);
   ring<C::Halves::kStages> at;
@@ -95,8 +86,8 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
     const bool product = tile.group < g.groups.num_groups;
     typename M::template registers<float, 64> d;
     unrolled<64>([&](int i) { d[i] = F{}; });
-    if (product) multiply<M, C>(m, g, s, at, half, d);
-    const auto first_row = lane / 4 + (wgmma_row(m.warp_idx() % 4, 0, 0) + half);
+    if (product) multiply<M, C>(m, g, s, at, warpgroup, d);
+    const auto first_row = lane / 4 + (wgmma_row(m.warp_idx() % 4, 0, 0) + 64 * warpgroup);
     F a_global[2] = {};  // of the lane's two rows
     if constexpr (C::kOperand == Operand::kNvfp4)
       for (int i = 0; i < 2 && product; ++i)

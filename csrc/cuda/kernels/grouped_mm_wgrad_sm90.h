@@ -13,6 +13,7 @@
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/grouped_mm_wgrad_operands.h"
+#include "cuda/kernels/tensor_core_sm90.h"
 #include "cuda/kernels/to_bf16.h"
 
 namespace mxmoe::cuda::grouped_mm_wgrad_sm90 {
@@ -88,41 +89,28 @@ MXMOE_KERNEL void decode(M& m, const globals<M>& g, shared<C>& s) {
     decode_tile<C>(m, s.codes, s.halves, at, element, is_b, tile.tokens);
 }
 
-// 64 rows of the tile of 128 columns, in registers: multiplied.
 template <class M, class C>
-MXMOE_KERNEL void multiply(M& m, shared<C>& s, ring<C::Halves::kStages>& at, ClearedParity& cleared, int group,
+MXMOE_KERNEL void multiply(M& m, shared<C>& s, ring<C::Halves::kStages>& at, ClearedParity& cleared, int warpgroup,
                            int tokens, typename M::template registers<float, 64>& d) {
   using Halves = typename C::Halves;
-  using tile = typename Halves::a_tile;
-  constexpr bool kMNMajor = Halves::kAColumns;
-  constexpr uint32_t kBytes = kMNMajor ? Halves::kInstruction * Halves::kStepBytes : 32;  // of an instruction's tokens
   const auto one = m.elect_one();
+  tensor_core::SlotInFlight in_flight;
   for (int left = tokens; left > 0; left -= Halves::kTokens, at.advance()) {
-    auto& slot = s.halves.slots[at.slot];
-    const uint32_t a_address = m.shared_address(&slot.a[0]) +
-                               static_cast<uint32_t>(group * tile::num_bytes / (kMNMajor ? 1 : 2)),
-                   b_address = m.shared_address(&slot.b[0]);
-    const uint64_t a = wgmma_descriptor(kMNMajor ? tile::mn_major(a_address) : tile::k_major(a_address)),
-                   b = wgmma_descriptor(kMNMajor ? tile::mn_major(b_address) : tile::k_major(b_address));
     if (C::kDecoded || left >= Halves::kTokens)
       m.mbarrier_wait(s.halves.arrived[at.slot], at.parity);
     else if constexpr (!C::kDecoded)
       m.mbarrier_wait(s.cleared[at.slot], cleared.next(at.slot));
-    m.wgmma_fence();
-    for (uint32_t k = 0; k < 4; ++k)
-      m.template wgmma_m64n128k16<C::kBF16, kMNMajor, kMNMajor>(d, advance(a, k * kBytes), advance(b, k * kBytes),
-                                                                true);
-    m.wgmma_commit_group();
-    m.wgmma_wait_group(d);
-    m.mbarrier_arrive(s.halves.finished[at.slot], one);
+    tensor_core::multiply_slot<Halves, C::kBF16>(m, s.halves.slots[at.slot], warpgroup, d);
+    in_flight.next(m, at.slot, s.halves.finished, d, one);
   }
+  in_flight.last(m, s.halves.finished, d, one);
 }
 
 template <class M, class C>
 MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   using F = typename M::template lane<float>;
   m.role("consumer");
-  const int group = m.warp_idx() / 4;  // warpgroup
+  const int warpgroup = m.warp_idx() / 4;
   const auto lane = m.lane_idx();
   const bool aligned = pairs_aligned<C::kOutput>(g.out, g.out_stride | g.out_expert, g.gradients.columns);
   ring<C::Halves::kStages> at;
@@ -131,7 +119,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
   for (auto walk = GradientWalk::begin(m, g.gradients); walk.advance(m, tile);) {
     typename M::template registers<float, 64> d;
     unrolled<64>([&](int i) { d[i] = F{}; });
-    multiply<M, C>(m, s, at, cleared, group, tile.tokens, d);
+    multiply<M, C>(m, s, at, cleared, warpgroup, tile.tokens, d);
     if (C::kAccumulate && tile.tokens == 0) continue;
     const int rows = g.gradients.rows - tile.row_tile * C::kRows;
     uint8_t* out = static_cast<uint8_t*>(g.out) +
@@ -142,7 +130,7 @@ MXMOE_KERNEL void consume(M& m, const globals<M>& g, shared<C>& s) {
       b_global = m.ld_global_uniform(g.b_global + tile.expert);
     unrolled<32>([&](int pair) {  // two columns of one row
       const int i = 2 * pair;
-      const auto row = wgmma_row(m.warp_idx() % 4, 0, i) + group * 64 + lane / 4;
+      const auto row = wgmma_row(m.warp_idx() % 4, 0, i) + warpgroup * 64 + lane / 4;
       const auto column = wgmma_column(0, i) + tile.column_tile * C::kColumns + lane % 4 * 2;
       const auto offset = (row * static_cast<int>(g.out_stride) + column) * bytes_of(C::kOutput);
       F y[2] = {d[i], d[i + 1]};
