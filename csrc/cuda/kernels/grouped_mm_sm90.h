@@ -5,10 +5,10 @@
 // block scales, which two more warpgroups decode to BF16 into a second ring. B's lines run along the contraction, or
 // (column copies of weights, for dgrad) along the outputs: then it is read MN-major.
 //
-//   codes arrived (TMA bytes)              producer  -> decoders
-//   codes finished (8 arrivals)            decoders  -> producer
-//   halves arrived (TMA bytes | 8 arrivals)   producer | decoders  -> consumers
-//   halves finished (8 arrivals)           consumers -> producer | decoders
+//   codes arrived (TMA bytes)                producer -> decoders
+//   codes finished (8 arrivals)              decoders -> producer
+//   halves arrived (TMA bytes | 8 arrivals)  producer | decoders -> consumers
+//   halves finished (8 arrivals)             consumers -> producer | decoders
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/grouped_mm_operands.h"
@@ -26,7 +26,6 @@ struct config {
   static constexpr Output kOutput = kOutputType;
   using Halves = operand_layout<Operand::kHalf, kBColumns, 4>;           // what is multiplied
   using Layout = operand_layout<kOperand, kBColumns, kDecoded ? 2 : 4>;  // what is brought
-  static constexpr int kParts = Layout::kStep / Halves::kStep;           // halves of a slot of codes
   static constexpr int kRows = Halves::kRows, kColumns = Halves::kColumns;
   static constexpr int kConsumers = 8, kProducer = kConsumers, kDecoders = kDecoded ? 8 : 0,
                        kWarps = kConsumers + 1 + kDecoders;

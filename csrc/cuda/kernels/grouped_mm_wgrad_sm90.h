@@ -5,11 +5,11 @@
 // slot the lines of the next group. Of MXFP8 and NVFP4 (feature by feature, K-major), whose groups are padded with
 // zeros, two more warpgroups decode what comes to BF16, into a second ring.
 //
-//   codes arrived (TMA bytes)       producer  -> decoders
-//   codes finished (8 arrivals)     decoders  -> producer
-//   halves arrived (TMA bytes | 8 arrivals)   producer | decoders -> consumers, clearer
-//   halves cleared (1 arrival)      clearer   -> consumers, in a slot with lines to clear
-//   halves finished (9 | 8 arrivals)   consumers, clearer -> producer | decoders
+//   codes arrived (TMA bytes)                producer -> decoders
+//   codes finished (8 arrivals)              decoders -> producer
+//   halves arrived (TMA bytes | 8 arrivals)  producer | decoders -> consumers, clearer
+//   cleared (1 arrival)                      clearer -> consumers, in a slot with lines to clear
+//   halves finished (9 | 8 arrivals)         consumers, clearer -> producer | decoders
 #pragma once
 #include "cuda/kernels/grouped_mm.h"
 #include "cuda/kernels/grouped_mm_wgrad_operands.h"
