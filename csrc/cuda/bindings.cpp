@@ -40,4 +40,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("weights_grad", bound(&mxmoe::cuda::run_weights_grad<Launcher>));
   m.def("swiglu", bound(&mxmoe::cuda::run_swiglu<Launcher>));
   m.def("swiglu_backward", bound(&mxmoe::cuda::run_swiglu_backward<Launcher>));
+  m.def("ladder", bound(&mxmoe::cuda::run_ladder<Launcher>));
 }

@@ -79,4 +79,9 @@ void run_swiglu_backward(L& l, const Tensor& da, const Tensor& h, const Tensor& 
 template <class L>
 void run_cluster_copy(L& l, const Tensor& x, const Tensor& out, const Tensor& sum);
 
+// The levels of docs/kernels.md, 1 to 7: out = a . b^T of BF16, level 7 of MXFP8 (E4M3) bytes with blocked scales.
+template <class L>
+void run_ladder(L& l, int64_t level, const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
+                const Tensor& out);
+
 }  // namespace mxmoe::cuda

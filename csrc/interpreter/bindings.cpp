@@ -50,6 +50,7 @@ PYBIND11_MODULE(_interp, m) {
   m.def("swiglu", i::bound(&mxmoe::cuda::run_swiglu<i::Launcher>));
   m.def("swiglu_backward", i::bound(&mxmoe::cuda::run_swiglu_backward<i::Launcher>));
   m.def("cluster_copy", i::bound(&mxmoe::cuda::run_cluster_copy<i::Launcher>));
+  m.def("ladder", i::bound(&mxmoe::cuda::run_ladder<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
   namespace c = mxmoe::cuda;

@@ -1,0 +1,72 @@
+"""The interpreter's cases on a GPU: the verbs of the backend `interpreter` are replaced by those of `cuda` on copies of their
+arguments, so that inputs, references and bounds are the same text."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from mxmoe.backends import cuda, device, interpreter
+from mxmoe.backends.device.quantize import run as run_quantize
+from tests import conformance, interpreter_cases
+
+
+def mirrored(verb: Callable, to: torch.device) -> Callable:
+    """`verb` as it is called on CPU tensors: run on copies of their whole storages on `to` (so that strides, offsets and overlaps
+    stay), which are then copied back, also where it raises."""
+
+    def call(*args):
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def there(t):
+            if not isinstance(t, Tensor):
+                return t
+            storage = t.untyped_storage()
+            key = storage.data_ptr() if t.numel() else id(t)
+            if key not in copies:
+                here = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+                copies[key] = here, here.to(to, copy=True)
+            return torch.empty(0, dtype=t.dtype, device=to).set_(
+                copies[key][1].untyped_storage(), t.storage_offset(), t.shape, t.stride()
+            )
+
+        try:
+            verb(*tree_map(there, args))
+        finally:
+            for here, copy in copies.values():
+                here.copy_(copy)
+
+    return call
+
+
+@contextmanager
+def kernels_on(to: torch.device, verbs: dict[str, Callable], launcher: device.Launcher):
+    """Within, backend="interpreter" on CPU tensors runs `verbs` on `to`."""
+    before = {name: getattr(interpreter, name) for name in verbs if name != "empty"}
+    before_quantize = interpreter_cases.run_quantize
+    for name in before:
+        setattr(interpreter, name, mirrored(verbs[name], to))
+    quantize = mirrored(partial(run_quantize, launcher), to)
+    interpreter_cases.run_quantize = lambda _, *args, blocked: quantize(*args, blocked)
+    try:
+        yield
+    finally:
+        interpreter_cases.run_quantize = before_quantize
+        for name, verb in before.items():
+            setattr(interpreter, name, verb)
+
+
+def jobs(arch: str) -> dict[str, Callable[[], dict]]:
+    """The cases of this architecture."""
+    others = tuple(other for other in conformance.ARCHS if other != arch)
+    return {name: partial(equal, case) for name, case in conformance.table().items() if not name.endswith(others)}
+
+
+def equal(case: Callable[[], None]) -> dict:
+    to = torch.device("cuda", torch.cuda.current_device())
+    with kernels_on(to, device.verbs(cuda.LAUNCHER), cuda.LAUNCHER):
+        case()
+    return {"outcome": "equal"}

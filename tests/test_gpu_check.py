@@ -1,0 +1,146 @@
+"""`python -m benchmarks.gpu_check` where there is no GPU: what it says, and its parts on jobs made up for the purpose."""
+
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import gpu_check
+from benchmarks.gpu import conformance, jobs, speed
+from mxmoe.backends import device, interpreter
+from tests import conformance as shared
+from tests import interpreter_cases
+
+CHILD = """
+import json, os, sys, time
+done = json.load(sys.stdin)
+for name in ("good", "dies", "hangs", "last"):
+    if name not in done:
+        print(json.dumps({"name": name, "outcome": "started"}), flush=True)
+        if name == "dies":
+            os._exit(3)
+        if name == "hangs":
+            time.sleep(60)
+        print(json.dumps({"name": name, "outcome": "equal"}), flush=True)
+"""
+FACTS = {"commit": "abc123+", "build_seconds": 1.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+def test_it_says_what_the_machine_lacks(capsys):
+    assert gpu_check.main([]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("gpu_check needs, and this machine lacks:")
+    assert "a GPU that torch can use" in text
+
+
+@pytest.mark.parametrize(("found", "text"), [(None, "got none"), ((12, 9), "got 12.9")])
+def test_an_old_or_absent_compiler_is_named(monkeypatch, found, text):
+    monkeypatch.setattr(gpu_check, "nvcc_version", lambda: found)
+    assert f"nvcc 13.0 or newer, {text}" in gpu_check.lacks()
+
+
+def test_arguments():
+    run = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", "--help"], capture_output=True, text=True, check=True)
+    assert all(option in run.stdout for option in ("--no-build", "--results", "--budget"))
+
+
+def test_a_job_that_hangs_or_dies_costs_only_itself(capsys):
+    results = gpu_check.run_jobs([sys.executable, "-c", CHILD], time.monotonic() + 30, silence=0.5, first=20)
+    assert {name: r["outcome"] for name, r in results.items()} == {
+        "good": "equal", "dies": "error", "hangs": "hangs", "last": "equal",
+    }  # fmt: skip
+    assert "status 3" in results["dies"]["note"]
+    assert "hangs: nothing for" in capsys.readouterr().out
+
+
+def test_it_ends_at_the_deadline():
+    start = time.monotonic()
+    results = gpu_check.run_jobs([sys.executable, "-c", CHILD.replace('"dies", ', "")], start + 1.5)
+    assert time.monotonic() - start < 10
+    assert results["hangs"] == {"outcome": "error", "note": "out of time"}
+
+
+def test_outcomes_of_jobs():
+    def refuses():
+        raise NotImplementedError("sm_90 has none")
+
+    def differs():
+        raise AssertionError
+
+    def breaks():
+        raise RuntimeError("CUDA: illegal address")
+
+    lines, made = [], {"refuses": refuses, "differs": differs, "breaks": breaks, "equal": lambda: {"outcome": "equal"}}
+    assert jobs.run(made, {"equal"}, lines.append, lambda: True)
+    ended = {line["name"]: line["outcome"] for line in lines if line["outcome"] != "started"}
+    assert ended == {"refuses": "no kernel", "differs": "wrong", "breaks": "error"}
+    assert not jobs.run(made, set(), lines.append, lambda: False)
+    assert lines[-1]["outcome"] == "error"
+
+
+def test_what_is_written(tmp_path):
+    measured = {"outcome": "measured", "measured": 0.85, "unit": "x copy bandwidth", "target": 0.8, "holds": True}
+    results = {"conformance: a": {"outcome": "equal"}, "conformance: b": {"outcome": "no kernel"}, "speed: quantize": measured}
+    written = gpu_check.document("NVIDIA H200", FACTS, results)
+    path = gpu_check.write(tmp_path / "new", written)
+    assert path.name == "nvidia-h200-abc123.json"
+    read = json.loads(path.read_text())
+    assert read["conformance"] == {"equal": 1, "no kernel": 1}
+    assert read["failures"] == {}
+    assert read["speed"]["quantize"] == measured
+    assert gpu_check.holds(written)
+    assert not gpu_check.holds(gpu_check.document("a", FACTS, results | {"conformance: c": {"outcome": "wrong", "note": "x"}}))
+    assert not gpu_check.holds(gpu_check.document("a", FACTS, results | {"speed: s": measured | {"holds": False}}))
+    assert not gpu_check.holds(gpu_check.document("a", FACTS, {}))
+
+
+def test_the_cases_are_the_interpreters():
+    table = shared.table()
+    assert {f"case {name}" for name in interpreter_cases.CASES} <= set(table)
+    mine, all_archs = conformance.jobs("sm_90"), {name for arch in shared.ARCHS for name in conformance.jobs(arch)}
+    assert all_archs == set(table)
+    assert "case wgrad-bf16-sm_90" in mine
+    assert not [name for name in mine if name.endswith("sm_100")]
+
+
+def test_cases_run_on_the_verbs_of_another_device():
+    called = []
+
+    def seen(name, verb, *args):
+        called.append(name)
+        return verb(*args)
+
+    verbs = device.verbs(interpreter.LAUNCHER)
+    with conformance.kernels_on(torch.device("cpu"), {n: partial(seen, n, v) for n, v in verbs.items()}, interpreter.LAUNCHER):
+        for name in ("quantize mxfp8 torch.float32 one token", "case rows_plain", "grouped_mm mxfp8 one token sm_100"):
+            shared.table()[name]()
+    assert set(called) >= {"quantize", "permute", "unpermute", "unpermute_backward", "grouped_mm"}
+    assert interpreter.quantize.func is verbs["quantize"].func
+
+
+def test_a_wrong_kernel_on_another_device_is_seen():
+    with (
+        conformance.kernels_on(torch.device("cpu"), {"quantize": lambda *args: None}, interpreter.LAUNCHER),
+        pytest.raises(AssertionError),
+    ):
+        shared.table()["quantize mxfp8 torch.float32 ragged"]()
+
+
+@pytest.mark.parametrize("name", [n for n in speed.jobs() if not n.startswith(("host copies", "CUDA graph"))])
+def test_what_is_timed_is_well_formed(monkeypatch, name):
+    monkeypatch.setattr(speed, "seconds", lambda call: call() is not None or 1.0)
+    monkeypatch.setattr(speed, "copy_speed", lambda: 1.0)
+    with FakeTensorMode():
+        try:
+            made = speed.jobs()[name]()
+        except NotImplementedError as error:
+            assert "backend 'cuda' has no" in str(error)  # noqa: PT017
+        else:
+            assert made["outcome"] == "measured"
+            assert made["measured"] > 0
