@@ -21,6 +21,11 @@ EXPECTED = {
     "unpermute_backward<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE"), ()),
     "swiglu<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE", "MUFU.RCP"), ("MUFU.EX2",)),
     "swiglu_backward<": ({"sm_90", "sm_100"}, ("STS", "F2FP.SATFINITE", "MUFU.RCP"), ("MUFU.EX2",)),
+    "level1<": ({"sm_100"}, ("LDG.E", "STG.E.128"), ("LDS", "STS", "UTMALDG")),  # docs/kernels.md
+    "level2<": ({"sm_100"}, ("LDG.E.128", "STS.128"), ("UTMALDG",)),
+    "level3<": ({"sm_100"}, ("UTMALDG", "SYNCS.ARRIVE"), ("STS", "UTCHMMA")),
+    **{f"level{i}<": ({"sm_100"}, ("UTMALDG", "UTCHMMA", "UTCBAR", "LDTM"), ("HMMA", "STS")) for i in (4, 5, 6)},
+    "level7<": ({"sm_100"}, ("UTMALDG", "UBLKCP", "UTCCP", "UTCQMMA", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
     "cluster_copy<": ({"sm_100"}, ("UTMALDG.2D.2CTA", "UCGABAR", "SYNCS.ARRIVE", "UTMASTG", "UTMAREDG"), ()),

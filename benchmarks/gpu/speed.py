@@ -93,7 +93,8 @@ def grouped_mm(format: str, bound: float | None) -> dict:
 def scaled_mm(format: str) -> dict:
     """One group against torch._scaled_mm of E4M3 with one scale per tensor."""
     x, w = rows(ROWS, WIDTH), rows(OUTPUTS, WIDTH)
-    a, b, offs = ops.quantize(x, format), ops.quantize(w[None], format), torch.tensor([ROWS], dtype=torch.int32, device="cuda")
+    a, b = ops.quantize(x, format), ops.quantize(w.unsqueeze(0), format)
+    offs = torch.full((1,), ROWS, dtype=torch.int32, device="cuda")
     ours = seconds(lambda: ops.grouped_mm(a, b, offs))
     x8, w8, one = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
     theirs = seconds(lambda: torch._scaled_mm(x8, w8.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16))
