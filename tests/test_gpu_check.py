@@ -11,6 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import gpu_check
+from benchmarks.bars import gpu as gpu_bars
+from benchmarks.bars.harness import Run, measure
 from benchmarks.gpu import conformance, jobs, speed
 from mxmoe.backends import device, interpreter
 from tests import conformance as shared
@@ -144,3 +146,9 @@ def test_what_is_timed_is_well_formed(monkeypatch, name):
         else:
             assert made["outcome"] == "measured"
             assert made["measured"] > 0
+
+
+def test_bars_without_a_gpu_say_why():
+    bar = next(bar for bar in gpu_bars.BARS if bar.name == "on a GPU: conformance")
+    made = measure(bar, Run())
+    assert made.measured is not None or (made.holds is None and "gpu_check" in made.stored()["note"])

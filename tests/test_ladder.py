@@ -82,6 +82,15 @@ def test_a_missing_barrier_is_reported(level):
         run(level)
 
 
+def test_q05_kernels_lose_no_nan():
+    x = torch.ones(1, 64)
+    x[0, 0] = float("nan")
+    t = Backend("interpreter").quantize(x, "mxfp8")
+    assert t.scales.view(torch.uint8).tolist() == [[255, 119]]
+    assert (t.values.view(torch.uint8)[0, :32] == 0x7F).all()
+    assert (t.dequantize()[0, 32:] == 1).all()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_mistake_in_a_level_is_caught(level):
     """But fences around the allocation that a later fence of the same warp makes up for, from level 6 on."""

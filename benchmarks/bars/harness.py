@@ -17,6 +17,10 @@ TRIES = 3  # of a ratio while the machine is busy
 QUICK = 100  # --quick divides counts by this
 
 
+class NotMeasured(Exception):
+    """Raised by a measurement that this machine cannot make, with the reason: the bar is not judged, and says so."""
+
+
 @dataclass
 class Run:
     """What a measurement is given: how much to do, and where to report progress."""
@@ -81,10 +85,11 @@ class Result:
     machine: str = ""
     commit: str = ""
     seconds: float = 0.0
-    note: str = field(default="", repr=False)  # shown, not stored
+    note: str = field(default="", repr=False)  # shown; stored where nothing was measured
 
     def stored(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "note"}
+        unmeasured = self.measured is None and self.holds is None
+        return {name: value for name, value in vars(self).items() if name != "note" or unmeasured}
 
 
 def measure(bar: Bar, run: Run, busy: Callable[[], bool] = machine.is_busy) -> Result:
@@ -100,6 +105,8 @@ def measure(bar: Bar, run: Run, busy: Callable[[], bool] = machine.is_busy) -> R
             holds = None
             run.note("the machine was busy")
         note = "; ".join(run.notes)
+    except NotMeasured as reason:
+        measured, holds, note = None, None, f"not measured: {reason}"
     except Exception as error:  # one broken bar must not hide the others
         traceback.print_exc()
         measured, holds, note = None, False, f"{type(error).__name__}: {error}".splitlines()[0]
@@ -137,7 +144,7 @@ def run_bars(
             kept[bar.name] = result.stored()
             _write(results, kept)
     names = {result.name for result in measured}
-    stored = [Result(**kept[bar.name], note="last result") for bar in bars if bar.name not in names and bar.name in kept]
+    stored = [Result(**{"note": "last result"} | kept[bar.name]) for bar in bars if bar.name not in names and bar.name in kept]
     print("\n" + table(measured + stored, quick))
     for bar in bars:
         if bar.name not in names and bar.name not in kept:

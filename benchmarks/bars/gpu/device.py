@@ -1,0 +1,78 @@
+"""The kernels as nvcc compiles them, and what `python -m benchmarks.gpu_check` measured of them on a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks import gpu_check
+from benchmarks.bars.gpu.interpreter import failing_tests
+from benchmarks.bars.harness import Bar, NotMeasured, Run
+from benchmarks.machine import ROOT
+from tests import machine_code
+
+
+def spilled(run: Run) -> float:
+    """Bytes of registers that any kernel keeps in local memory."""
+    if not machine_code.objects() or not machine_code.tools():
+        raise NotMeasured("needs a build with nvcc, cuobjdump and nvdisasm")
+    kernels = [facts for path in machine_code.objects() for facts in machine_code.kernels(path).values()]
+    run.note(f"{len(kernels)} kernels")
+    return sum(facts["spilled"] for facts in kernels)
+
+
+def build_seconds(run: Run) -> float:
+    """Configures and compiles every device source anew, two at a time."""
+    if gpu_check.nvcc_version() is None:
+        raise NotMeasured("needs nvcc")
+    pybind11 = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    with tempfile.TemporaryDirectory() as directory:
+        configure = ["cmake", "-S", ROOT, "-B", directory, "-G", "Ninja", "-DMXMOE_CUDA=ON", f"-Dpybind11_DIR={pybind11}",
+                     f"-DPython_EXECUTABLE={sys.executable}"]  # fmt: skip
+        start = time.monotonic()
+        for command in (configure, ["cmake", "--build", directory, "--target", "_cuda", "-j", "2"]):
+            subprocess.run(command, capture_output=True, check=True, env=os.environ)
+        return time.monotonic() - start
+
+
+def measured_on_gpu() -> tuple[Path, dict]:
+    """The newest results of gpu_check."""
+    results = ROOT / "benchmarks" / "results"
+    found = [(path, content) for path in results.glob("*.json") if "conformance" in (content := json.loads(path.read_text()))]
+    if not found:
+        raise NotMeasured("no GPU; `python -m benchmarks.gpu_check` on a machine with one")
+    return max(found, key=lambda entry: entry[0].stat().st_mtime)
+
+
+def conformance_on_gpu(run: Run) -> float:
+    path, content = measured_on_gpu()
+    run.note(path.name)
+    return len(content["failures"])
+
+
+def speed_on_gpu(name: str, run: Run) -> float:
+    path, content = measured_on_gpu()
+    run.note(path.name)
+    row = content["speed"].get(name, {"outcome": "not run"})
+    if row["outcome"] != "measured":
+        raise NotMeasured(f"{name}: {row['outcome']} {row.get('note', '')}".rstrip())
+    return row["measured"]
+
+
+BARS = [
+    Bar("registers spilled", "<=", 0, "bytes", spilled),
+    Bar("opcodes of every kernel, and the committed table", "<=", 0, "failing tests",
+        partial(failing_tests, ("tests/test_machine_code.py",))),
+    Bar("device build on 2 cores", "<", 240, "s", build_seconds, kind="time", long=True),
+    Bar("on a GPU: conformance", "<=", 0, "wrong results", conformance_on_gpu),
+    Bar("on a GPU: quantize mxfp8", ">=", 0.8, "x copy bandwidth", partial(speed_on_gpu, "quantize mxfp8 row")),
+    Bar("on a GPU: grouped_mm bf16", ">=", 0.9, "x torch._grouped_mm", partial(speed_on_gpu, "grouped_mm bf16")),
+    Bar("on a GPU: moe_decode mxfp8", ">=", 0.6, "x copy bandwidth", partial(speed_on_gpu, "moe_decode mxfp8")),
+    Bar("on a GPU: forward and backward", "<=", 0, "copies to the host", partial(speed_on_gpu, "host copies of a step, mxfp8")),
+]  # fmt: skip
