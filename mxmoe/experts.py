@@ -188,9 +188,9 @@ def activated(h: Tensor, offs: Tensor, plan: Plan, **copies):
     return ops.swiglu(h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=plan.backend, **copies)
 
 
-def weight_grad(dy: Operand, x: Operand, offs: Tensor, dtype: torch.dtype, backend: str) -> Tensor:
+def weight_grad(dy: Operand, x: Operand, offs: Tensor, dtype: torch.dtype, backend: str, in_fp32=False) -> Tensor:
     made = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    return ops.grouped_mm_wgrad(dy, x, offs, out_dtype=made, backend=backend).to(dtype)
+    return ops.grouped_mm_wgrad(dy, x, offs, in_fp32=in_fp32, out_dtype=made, backend=backend).to(dtype)
 
 
 def bias_grad(dy: Tensor, offs: Tensor, dtype: torch.dtype, backend: str) -> Tensor:

@@ -40,22 +40,22 @@ def _one_group(x: Tensor) -> Tensor:
     return torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
 
 
-def _tokens(x: Tensor, format: str, axis: str, offs: Tensor, backend: str) -> Operand:
-    """The operand of x; for FP32 x as it is: kernels read 16 bits exactly beside an FP32 operand."""
-    return x if format == "fp32" else make_operand(x, format, axis, offs, backend)
+def _operand(t: Tensor, format: str, axis: str, offs: Tensor | None, backend: str) -> Operand:
+    """For FP32 t as it is: products in FP32 read 16 bits as what they are."""
+    return t if format == "fp32" else make_operand(t, format, axis, offs, backend)
 
 
 def _linear(x, w, recipe, out_dtype, needs, backend):
     r = RECIPES[recipe]
     offs = _one_group(x)
-    x_row = _tokens(x, r.forward, "row", offs, backend)
-    w_row = make_operand(w.unsqueeze(0), r.forward, "row", None, backend)
-    return ops.grouped_mm(x_row, w_row, offs, out_dtype=out_dtype, backend=backend)
+    x_row = _operand(x, r.forward, "row", offs, backend)
+    w_row = _operand(w.unsqueeze(0), r.forward, "row", None, backend)
+    return ops.grouped_mm(x_row, w_row, offs, in_fp32=r.forward == "fp32", out_dtype=out_dtype, backend=backend)
 
 
 def _linear_backward(dy, x, w, recipe, needs, backend):
     r = RECIPES[recipe]
-    offs = _one_group(x)
+    offs, in_fp32 = _one_group(x), r.backward == "fp32"
     dy = dy.to(r.compute_dtype)
 
     def copies_of_dy(**copies):
@@ -64,11 +64,11 @@ def _linear_backward(dy, x, w, recipe, needs, backend):
     dy_row, dy_col = make_operands(copies_of_dy, *(r.backward if n else None for n in needs))
     grads = []
     if needs[0]:
-        w_t = dgrad_operand(w.unsqueeze(0), r, backend)
-        grads.append(ops.grouped_mm(dy_row, w_t, offs, out_dtype=x.dtype, backend=backend))
+        w_t = w.T.unsqueeze(0) if in_fp32 else dgrad_operand(w.unsqueeze(0), r, backend)
+        grads.append(ops.grouped_mm(dy_row, w_t, offs, in_fp32=in_fp32, out_dtype=x.dtype, backend=backend))
     if needs[1]:
-        x_col = _tokens(x, r.backward, "column", offs, backend)
-        grads.append(weight_grad(dy_col, x_col, offs, w.dtype, backend).squeeze(0))
+        x_col = _operand(x, r.backward, "column", offs, backend)
+        grads.append(weight_grad(dy_col, x_col, offs, w.dtype, backend, in_fp32=in_fp32).squeeze(0))
     return grads
 
 

@@ -379,13 +379,13 @@ def test_g21_groups_without_rows_quantized_and_multiplied(backend):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp32_linear_reads_16_bits_exactly(dtype):
-    w, dy = torch.randn(5, 129), torch.randn(37, 5)
-    x = torch.randn(37, 129).to(dtype)
+    dy = torch.randn(37, 5)
+    x, w = torch.randn(37, 129).to(dtype), torch.randn(5, 129).to(dtype)
     results = []
-    for tokens in (x, x.float()):
-        leaves = tokens.clone().requires_grad_(), w.clone().requires_grad_()
+    for tokens, weight in ((x, w), (x, w.float()), (x.float(), w.float())):
+        leaves = tokens.clone().requires_grad_(), weight.clone().requires_grad_()
         y = mxmoe.linear(*leaves, recipe="fp32", out_dtype=torch.float32)
         y.backward(dy)
-        results.append((y, leaves[0].grad.to(dtype), leaves[1].grad))
-    for narrow, wide in zip(*results, strict=True):
-        assert torch.equal(narrow, wide)
+        results.append((y, *(leaf.grad.to(dtype) for leaf in leaves)))
+    for narrow, *wide in zip(*results, strict=True):
+        assert all(torch.equal(narrow, t) for t in wide)

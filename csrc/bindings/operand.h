@@ -17,6 +17,10 @@ inline Element element_of(const std::string& format) {
   throw std::invalid_argument("unknown operand format " + format);
 }
 
+inline Element element_of(DType dtype) {
+  return dtype == DType::kBF16 ? Element::kBF16 : dtype == DType::kF16 ? Element::kF16 : Element::kF32;
+}
+
 inline int64_t size_of(DType dtype) {
   return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
 }
@@ -25,9 +29,14 @@ inline int64_t size_of(DType dtype) {
 struct Operand {
   Tensor values, scales, global;
   Element element;
+  bool in_fp32;
 
+  // Format "fp32" of 16-bit values: they are multiplied as what they are worth in FP32.
   Operand(Tensor v, Tensor s, Tensor g, const std::string& format)
-      : values(v), scales(s), global(g), element(element_of(format)) {}
+      : values(v), scales(s), global(g), element(element_of(format)) {
+    in_fp32 = element == Element::kF32 || element == Element::kF16;
+    if (element == Element::kF32) element = element_of(v.dtype);
+  }
 
   int line_dim() const { return values.ndim - 2; }
   bool packed() const { return element == Element::kMxE2M1 || element == Element::kNvE2M1; }
@@ -37,6 +46,7 @@ struct Operand {
   host::LineFormat format() const {
     const int64_t bytes = size_of(values.dtype), line = values.strides[line_dim()], k = values.strides[line_dim() + 1];
     return {element,
+            in_fp32,
             k != 1 && line == 1,
             line * bytes,
             k * bytes,

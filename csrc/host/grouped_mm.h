@@ -4,7 +4,7 @@
 // Numerics: one FP32 accumulator per output takes the contraction in ascending order, so an output's bits depend on its
 // row of A and its column's panel of B alone, not on tiling, threads, or other rows.
 //   AVX-512, operands exact in BF16: vdpbf16ps, ascending pairs.
-//   A row of A or a 64-line panel of B with a scale outside the exact range, FP32 and FP16 operands, other sets: FP32.
+//   A row of A or a 64-line panel of B with a scale outside the exact range, operands `in_fp32`, other sets: FP32.
 #pragma once
 #include <cstdint>
 
@@ -19,6 +19,7 @@ enum class Element : uint8_t { kF32, kBF16, kF16, kMxE4M3, kMxE5M2, kMxE2M1, kNv
 // What the lines of an operand have in common; strides in bytes.
 struct LineFormat {
   Element element;
+  bool in_fp32;           // how it is multiplied: FP32 and FP16 always, BF16 where the caller wants it
   bool line_major;        // neighbouring lines are neighbours in memory (else neighbours along the contraction are)
   int64_t line_stride;    // from a line to the next
   int64_t k_stride;       // along the contraction; 4-bit values are packed with unit stride

@@ -278,8 +278,7 @@ class Gemm {
 
 void grouped_gemm(const GemmProblem& problem) {
 #if defined(MXMOE_ISA_AVX512)
-  const auto float_only = [](Element e) { return e == Element::kF32 || e == Element::kF16; };
-  if (!float_only(problem.a.element) && !float_only(problem.b.element)) return Gemm<PairStep>(problem).run();
+  if (!problem.a.in_fp32 && !problem.b.in_fp32) return Gemm<PairStep>(problem).run();
 #endif
   Gemm<FloatStep>(problem).run();
 }

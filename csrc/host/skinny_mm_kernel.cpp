@@ -288,7 +288,7 @@ class FewRows {
 bool skinny_gemm([[maybe_unused]] const GemmProblem& problem) {
 #if defined(MXMOE_ISA_AVX512)
   const auto in_pairs = [](const LineFormat& f) {  // of elements that are neighbours along the contraction
-    if (f.element == Element::kF32 || f.element == Element::kF16 || f.line_major) return false;
+    if (f.in_fp32 || f.line_major) return false;
     return is_packed(f.element) || f.k_stride == (f.element == Element::kBF16 ? 2 : 1);
   };
   if (!in_pairs(problem.a) || !in_pairs(problem.b) || problem.accumulate) return false;

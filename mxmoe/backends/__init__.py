@@ -56,7 +56,8 @@ would from its output, and that output is None.
 
 `Operand = (values, scales, global_scale, format)`: values as a (lines, contraction) view (weights (E, O, contraction)), any of the
 last two strides may be 1 (packed 4-bit values always contract along a unit stride); scales (lines, blocks) plain; global_scale
-FP32 expanded to one per line (or (E,) in wgrad); for "fp32", "bf16", "fp16" operands scales and global_scale are None.
+FP32 expanded to one per line (or (E,) in wgrad); for "fp32", "bf16", "fp16" operands scales and global_scale are None. The format
+says how they are multiplied: values of "fp32" may have 16 bits.
 """
 
 import importlib

@@ -51,6 +51,7 @@ def grouped_mm(
     offs: Tensor,
     *,
     bias: Tensor | None = None,
+    in_fp32: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     backend: str = "auto",
@@ -58,8 +59,9 @@ def grouped_mm(
     """out[r] = a[r] . b[e]^T + bias[e] for each row r of group e; FP32 accumulation, one rounding; zero past offs[-1].
 
     a: (M, C) tensor or row-copy MXTensor. b: (E, O, C) tensor (C or O of unit stride), row-copy MXTensor of shape (E, O, C), or
-    column-copy MXTensor of shape (E, C, O). bias (E, O), any float dtype, read as FP32. offs int32 (E,). a of 16 bits goes with an
-    FP32 b as well. -> (M, O) of out_dtype (default: a's dtype, BF16 for an MXTensor). Each output is one FP32 accumulator over
+    column-copy MXTensor of shape (E, C, O). bias (E, O), any float dtype, read as FP32. offs int32 (E,). in_fp32:
+    tensors of any dtypes are multiplied in FP32, which has their values. -> (M, O) of out_dtype (default: a's dtype, BF16 for an
+    MXTensor). Each output is one FP32 accumulator over
     ascending pairs of C: a row's bytes do not depend on the other rows. Raises TypeError, ValueError (argument, expected, got),
     NotImplementedError.
     """
@@ -68,7 +70,7 @@ def grouped_mm(
     if contraction != b_contraction:
         raise ValueError(f"b must contract over a's {contraction} columns, got {b_contraction}")
     offs = check_offs(offs, a_fields[0], num_experts)
-    _check_pair(a_fields, b_fields, x=a_fields)
+    _check_pair(a_fields, b_fields, in_fp32)
     if bias is not None:
         check_tensor("bias", bias, 2, FLOATS, a_fields[0])
         check_shape("bias", bias, (num_experts, outputs))
@@ -92,15 +94,16 @@ def grouped_mm_wgrad(
     offs: Tensor,
     *,
     accumulate: bool = False,
+    in_fp32: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """out[e] (+)= a[rows of e]^T . b[rows of e]: the weight gradient of `grouped_mm` from dy (a) and x (b).
 
-    a (M, O), b (M, C): tensors (b of 16 bits goes with an FP32 a as well), or column-copy MXTensors made with the same offs. ->
-    (E, O, C) FP32 (default) or BF16; a group without rows gives zeros (accumulate: stays). accumulate needs out: FP32 sum, one
-    rounding. Raises as `grouped_mm`.
+    a (M, O), b (M, C): tensors, or column-copy MXTensors made with the same offs; in_fp32 as in `grouped_mm`. -> (E, O, C) FP32
+    (default) or BF16; a group without rows gives zeros (accumulate: stays). accumulate needs out: FP32 sum, one rounding. Raises
+    as `grouped_mm`.
     """
     (rows, outputs), a_fields, a_padded = _columns("a", a, offs)
     (b_rows, contraction), b_fields, b_padded = _columns("b", b, offs)
@@ -109,7 +112,7 @@ def grouped_mm_wgrad(
             f"a and b must have the same rows and both or neither be MXTensors, got {rows} and {b_rows} rows, formats "
             f"{a_fields[3]!r} and {b_fields[3]!r}"
         )
-    _check_pair(a_fields, b_fields, x=b_fields)
+    _check_pair(a_fields, b_fields, in_fp32)
     offs, num_groups = offs.contiguous(), offs.shape[0]
     dtype = out.dtype if out is not None and out_dtype is None else out_dtype or torch.float32
     check_choice("out_dtype", dtype, (torch.float32, torch.bfloat16))
@@ -170,14 +173,16 @@ def _columns(name: str, t: Operand, offs: Tensor):
     return tuple(t.shape), [t.transpose(0, 1), None, None, dtype_format(t)], False
 
 
-def _check_pair(a, b, x):
-    """Both high-precision operands must agree, but tokens `x` (one of them) of 16 bits go with FP32, which reads them exactly; a
-    BF16 or FP32 one goes with any quantized one."""
+def _check_pair(a, b, in_fp32: bool):
+    """High-precision operands must agree in dtype; one goes with any quantized one. in_fp32: both are such, and become "fp32"."""
     if a[0].device != b[0].device:
         raise ValueError(f"a and b must be on the same device, got {a[0].device} and {b[0].device}")
     high = set(HIGH_PRECISION.values())
-    widened = x[3] != "fp32" and "fp32" in (a[3], b[3])
-    if a[3] in high and b[3] in high and a[3] != b[3] and not widened:
+    if in_fp32:
+        if not {a[3], b[3]} <= high:
+            raise TypeError(f"in_fp32 is for tensors in high precision, got {a[3]} and {b[3]}")
+        a[3] = b[3] = "fp32"
+    if a[3] in high and b[3] in high and a[3] != b[3]:
         raise TypeError(f"a and b must have the same dtype, got {a[3]} and {b[3]}")
 
 
