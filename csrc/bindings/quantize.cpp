@@ -1,4 +1,4 @@
-// quantize, dequantize, swizzle_scales: from tensors and option names to the kernels' arguments.
+// quantize, dequantize, swizzle_scales, decode_int4: from tensors and option names to the kernels' arguments.
 #include "host/quantize.h"
 
 #include <optional>
@@ -9,6 +9,7 @@
 #include "bindings/tensor_caster.h"
 #include "bindings/verbs.h"
 #include "host/dequantize.h"
+#include "host/int4.h"
 #include "host/isa.h"
 #include "host/swizzle_scales.h"
 #include "layout.h"
@@ -65,12 +66,20 @@ void swizzle_scales(const Tensor& plain, const Tensor& blocked, const Tensor& of
                        threads);
 }
 
+void decode_int4(const Tensor& packed, const Tensor& scale, const Tensor& out, const std::string& isa_name,
+                 int threads) {
+  const std::string isa = host::resolve_isa(isa_name);
+  py::gil_scoped_release unlocked;
+  MXMOE_DISPATCH(isa, decode_int4)({packed.ptr<uint8_t>(), scale, out}, threads);
+}
+
 }  // namespace
 
 void bind_quantize(py::module_& m) {
   m.def("quantize", &quantize);
   m.def("dequantize", &dequantize);
   m.def("swizzle_scales", &swizzle_scales);
+  m.def("decode_int4", &decode_int4);
 }
 
 }  // namespace mxmoe

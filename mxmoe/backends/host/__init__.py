@@ -3,7 +3,7 @@
 from mxmoe.backends.host.extension import use_isa
 from mxmoe.backends.host.gemm import grouped_mm, grouped_mm_wgrad, moe_decode
 from mxmoe.backends.host.memory import empty, empty_cache, memory_stats
-from mxmoe.backends.host.quantize import dequantize, quantize, swizzle_scales
+from mxmoe.backends.host.quantize import decode_int4, dequantize, quantize, swizzle_scales
 from mxmoe.backends.host.route import route, route_backward, sort_by_expert
 from mxmoe.backends.host.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
 from mxmoe.formats import FORMATS
@@ -21,6 +21,7 @@ SUPPORTS: frozenset[tuple[str, str]] = frozenset(
 
 __all__ = [
     "SUPPORTS",
+    "decode_int4",
     "dequantize",
     "empty",
     "empty_cache",

@@ -1,4 +1,4 @@
-"""quantize, dequantize and swizzle_scales on the CPU; the contract is in mxmoe/backends."""
+"""quantize, dequantize and swizzle_scales on the CPU; the contract is in mxmoe/backends. And what only checkpoints hold: INT4."""
 
 from mxmoe import _C
 from mxmoe.backends.host.extension import execution
@@ -18,3 +18,8 @@ def dequantize(values, scales, global_scale, offs_E, format, axis, scope, out_BR
 
 def swizzle_scales(plain, blocked, offs_E, axis, block, inverse):
     _C.swizzle_scales(plain, blocked, offs_E, axis == "column", block, inverse, *execution())
+
+
+def decode_int4(packed, scale, out):
+    """packed uint8 (R, C/2), scale FP32, BF16 or FP16 (R, C/32) -> out FP32, BF16 or FP16 (R, C); all contiguous."""
+    _C.decode_int4(packed, scale, out, *execution())
