@@ -39,6 +39,9 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("unpermute_backward", bound(&mxmoe::cuda::run_unpermute_backward<Launcher>));
   m.def("weights_grad", bound(&mxmoe::cuda::run_weights_grad<Launcher>));
   m.def("swiglu", bound(&mxmoe::cuda::run_swiglu<Launcher>));
+  m.def("exchange_schedule", bound(&mxmoe::cuda::run_exchange_schedule<Launcher>));
+  m.def("dispatch", bound(&mxmoe::cuda::run_dispatch<Launcher>));
+  m.def("combine", bound(&mxmoe::cuda::run_combine<Launcher>));
   m.def("swiglu_backward", bound(&mxmoe::cuda::run_swiglu_backward<Launcher>));
   m.def("ladder", bound(&mxmoe::cuda::run_ladder<Launcher>));
 }

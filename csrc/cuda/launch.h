@@ -8,6 +8,7 @@
 //                                                       multiple, shared_type, globals_type<M>, run(m, globals)
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "cuda/tile/tensor_map.h"
 #include "tensor.h"
@@ -18,7 +19,7 @@ enum class Use : uint8_t { kRead, kWritten, kUpdated };  // updated: read and wr
 
 // A tensor that the kernel may touch.
 struct Argument {
-  const char* name;
+  std::string name;
   Tensor tensor;
   Use use = Use::kRead;
 };

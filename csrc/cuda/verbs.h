@@ -3,6 +3,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tensor.h"
 
@@ -74,6 +75,25 @@ void run_swiglu_backward(L& l, const Tensor& da, const Tensor& h, const Tensor& 
                          std::optional<float> limit, float offset, bool interleaved, const Tensor& dh,
                          const std::string& format, bool floor, const Tensor& row_values, const Tensor& row_scales,
                          const Tensor& column_values, const Tensor& column_scales);
+
+// Expert parallelism between devices that reach each other's memory (kernels/peers.h); lists have one tensor per rank.
+// exchange_schedule: offs (E,) of the ranks' own routing, signals (kSignals,) of the ranks, arrived (minibatches,) ->
+// starts (E + 1,), sources (E,), local_offs (E / ranks,). dispatch: rows of tokens, or none and rows in expert order
+// where permutations are empty; an array of rows more (scales), or none. combine: rows (capacity, D) to the landing
+// buffers (N, D) of the tokens' ranks, then out (T, D); arrived: none, or waits for each minibatch.
+template <class L>
+void run_exchange_schedule(L& l, const std::vector<Tensor>& offs, const std::vector<Tensor>& signals,
+                           const Tensor& arrived, int64_t rank, int64_t epoch, const Tensor& starts,
+                           const Tensor& sources, const Tensor& local_offs);
+template <class L>
+void run_dispatch(L& l, const Tensor& starts, const Tensor& sources, const std::vector<Tensor>& permutations,
+                  int64_t top_k, const std::vector<Tensor>& rows, const std::vector<Tensor>& more, int64_t minibatch,
+                  const Tensor& arrived, const Tensor& rows_out, const Tensor& more_out);
+template <class L>
+void run_combine(L& l, const Tensor& starts, const Tensor& sources, const Tensor& rows,
+                 const std::vector<Tensor>& landing, const std::vector<Tensor>& signals, int64_t rank,
+                 const Tensor& arrived, int64_t minibatch, const Tensor& offs, const Tensor& inverse,
+                 const Tensor& weights, const Tensor& out);
 
 // Not a verb: out = x, sum += x by clusters; (rows, 128 bytes).
 template <class L>

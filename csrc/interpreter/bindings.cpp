@@ -1,6 +1,6 @@
 // The Python module mxmoe._interp. Every function ends with the options of the run: seed, CTAs at a time, and the
-// mutant (call site, kind) or empty strings; it returns the call sites that ran as (label, instruction, calls, kinds
-// of mutants that make a difference only at some sites).
+// mutant (call site, kind) or empty strings, and None or the Program to which the launch is added instead; it returns
+// the call sites that ran as (label, instruction, calls, kinds of mutants that make a difference only at some sites).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -16,18 +16,30 @@ namespace {
 
 using SiteList = std::vector<std::tuple<std::string, std::string, int64_t, std::vector<const char*>>>;
 
+SiteList list_of(const std::vector<Site>& sites) {
+  SiteList list;
+  for (const Site& s : sites) list.emplace_back(s.label, s.op, s.calls, s.kinds);
+  return list;
+}
+
 // A verb as Python calls it.
 template <typename... Args>
 auto bound(void (*verb)(Launcher&, Args...)) {
   return [verb](std::remove_cvref_t<Args>... args, uint64_t seed, int num_sms, const std::string& site,
-                const std::string& mutant) {
+                const std::string& mutant, Program* program) {
     py::gil_scoped_release release;
-    Launcher launcher{{seed, num_sms, site, mutant}, {}};
+    Launcher launcher{{seed, num_sms, site, mutant}, program, {}};
     verb(launcher, args...);
-    SiteList list;
-    for (const Site& s : launcher.sites) list.emplace_back(s.label, s.op, s.calls, s.kinds);
-    return list;
+    return list_of(launcher.sites);
   };
+}
+
+SiteList run_program(const Program& program, uint64_t seed, int num_sms, const std::string& site,
+                     const std::string& mutant) {
+  py::gil_scoped_release release;
+  Launcher launcher{{seed, num_sms, site, mutant}, nullptr, {}};
+  launcher.run_all(program.launches);
+  return list_of(launcher.sites);
 }
 
 }  // namespace
@@ -37,6 +49,12 @@ PYBIND11_MODULE(_interp, m) {
   namespace i = mxmoe::interpreter;
   m.doc() = "mxmoe's GPU kernels, run on the CPU by an interpreter that checks them";
   py::register_exception<i::KernelError>(m, "KernelError", PyExc_RuntimeError);
+  py::class_<i::Program>(m, "Program")
+      .def(py::init<>())
+      .def_readwrite("device", &i::Program::device)
+      .def_readwrite("after", &i::Program::after)
+      .def_property_readonly("num_launches", [](const i::Program& p) { return p.launches.size(); })
+      .def("run", &i::run_program);
   m.def("quantize", i::bound(&mxmoe::cuda::run_quantize<i::Launcher>));
   m.def("quantize_nvfp4", i::bound(&mxmoe::cuda::run_quantize_nvfp4<i::Launcher>));
   m.def("grouped_mm_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_sm90<i::Launcher>));
@@ -49,6 +67,9 @@ PYBIND11_MODULE(_interp, m) {
   m.def("weights_grad", i::bound(&mxmoe::cuda::run_weights_grad<i::Launcher>));
   m.def("swiglu", i::bound(&mxmoe::cuda::run_swiglu<i::Launcher>));
   m.def("swiglu_backward", i::bound(&mxmoe::cuda::run_swiglu_backward<i::Launcher>));
+  m.def("exchange_schedule", i::bound(&mxmoe::cuda::run_exchange_schedule<i::Launcher>));
+  m.def("dispatch", i::bound(&mxmoe::cuda::run_dispatch<i::Launcher>));
+  m.def("combine", i::bound(&mxmoe::cuda::run_combine<i::Launcher>));
   m.def("cluster_copy", i::bound(&mxmoe::cuda::run_cluster_copy<i::Launcher>));
   m.def("ladder", i::bound(&mxmoe::cuda::run_ladder<i::Launcher>));
 

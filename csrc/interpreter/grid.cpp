@@ -155,7 +155,12 @@ void Grid::step() {
   static constexpr unsigned kWarpShare[] = {50, 95, 10};  // of 100 steps
   const bool run_warp = !warps.empty() && (!engines || random_() % 100 < kWarpShare[options_.seed % 3]);
   if (run_warp) {
-    WarpState& w = *warps[random_() % warps.size()];
+    // One of the devices is slow, or none.
+    const auto slow = static_cast<int>(options_.seed % (static_cast<size_t>(launches_.back().launch.device) + 2)) - 1;
+    const auto pick = [&] { return warps[random_() % warps.size()]; };
+    WarpState* picked = pick();
+    for (int i = 0; i < 8 && picked->cta->running->launch.device == slow && launches_.size() > 1; ++i) picked = pick();
+    WarpState& w = *picked;
     w.wait = {};
     w.fiber->resume();
     if (error_) std::rethrow_exception(error_);
@@ -228,8 +233,9 @@ void Grid::deadlock() const {
 
 // --- memory
 
-uint32_t Grid::record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step) {
-  records_.push_back({component, step, proxy, write, op.site, &w});
+uint32_t Grid::record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step,
+                      bool strong) {
+  records_.push_back({component, step, proxy, write, op.site, &w, strong});
   return static_cast<uint32_t>(records_.size() - 1);
 }
 
@@ -307,6 +313,16 @@ void Grid::touch_global(const WarpState& w, const Op& op, uint32_t record, const
     return;
   }
   fail(w, op, "out of bounds", std::to_string(num_bytes) + " bytes at " + where);
+}
+
+std::string Grid::place(const WarpState& w, const void* p) const {
+  for (const auto& [i, use] : w.cta->running->memory) {
+    const Buffer& b = memory_[i].buffer;
+    const auto offset = static_cast<const std::byte*>(p) - static_cast<const std::byte*>(b.data);
+    if (offset >= 0 && static_cast<size_t>(offset) < b.num_bytes)
+      return "byte " + std::to_string(offset) + " of " + b.name;
+  }
+  return "nowhere";
 }
 
 // --- barriers

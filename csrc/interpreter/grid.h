@@ -171,7 +171,8 @@ class Grid {
   void mark(const Op& op, const char* kind) { sites_.mark(op.site, kind); }
   bool chance(int one_in) { return random_() % static_cast<unsigned>(one_in) == 0; }
 
-  uint32_t record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step);
+  uint32_t record(const WarpState& w, const Op& op, Proxy proxy, bool write, uint32_t component, uint32_t step,
+                  bool strong = false);
   uint32_t shared_offset(const WarpState& w, const Op& op, const void* p, size_t num_bytes);
   // The CTA whose shared memory an address of the cluster is in, and the address there.
   std::pair<Cta*, uint32_t> in_cluster(const WarpState& w, const Op& op, uint32_t address);
@@ -189,6 +190,13 @@ class Grid {
                      int column, int columns);
   void touch_global(const WarpState& w, const Op& op, uint32_t record, const View& view, const void* p,
                     size_t num_bytes);
+  std::string place(const WarpState& w, const void* p) const;  // "byte 8 of out"
+
+  // What a flag in global memory says about the time before it was set.
+  struct Flag {
+    Clock generic, async;
+  };
+  Flag& flag(const void* p) { return flags_[p]; }
 
   Barrier& barrier(WarpState& w, const Op& op, uint32_t address) { return barrier_of(*w.cta, w, op, address); }
   Barrier& barrier_of(Cta& in, WarpState& w, const Op& op, uint32_t address);
@@ -226,6 +234,7 @@ class Grid {
   Options options_;
   std::vector<Running> launches_;
   std::vector<Memory> memory_;
+  std::map<const void*, Flag> flags_;
   Sites sites_;
   std::vector<Access> records_{1};          // record 0 is none
   std::vector<std::unique_ptr<Cta>> ctas_;  // started; ended ones keep no memory

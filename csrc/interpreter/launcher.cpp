@@ -2,6 +2,12 @@
 
 namespace mxmoe::interpreter {
 
+void Launcher::run_all(std::vector<Launch> launches) {
+  Grid grid(options, std::move(launches));
+  grid.run();
+  sites = grid.sites();
+}
+
 // From the first to the last element of each tensor.
 std::vector<Buffer> Launcher::buffers(const std::vector<cuda::Argument>& arguments) {
   std::vector<Buffer> all;

@@ -1,4 +1,5 @@
-// Runs a kernel's launch on a Grid (see cuda/launch.h); afterwards `sites` are the calls that ran.
+// Runs a kernel's launch on a Grid (see cuda/launch.h); afterwards `sites` are the calls that ran. With a program, adds
+// it to that instead.
 #pragma once
 #include <vector>
 
@@ -7,9 +8,16 @@
 
 namespace mxmoe::interpreter {
 
+// Launches of several devices that will run together, and where the next one goes (see Launch).
+struct Program {
+  std::vector<Launch> launches;
+  int device = 0, after = -1;
+};
+
 struct Launcher {
   using machine = Warp;
   Options options;
+  Program* program;
   std::vector<Site> sites;
 
   int num_sms() const { return options.num_sms; }
@@ -21,12 +29,24 @@ struct Launcher {
   template <class K>
   void run(int64_t num_ctas, const typename K::template globals_type<Warp>& g,
            const std::vector<cuda::Argument>& arguments) {
-    Grid grid(options, {{K::name, 0, -1, static_cast<int>(num_ctas), K::warps, K::cluster,
-                         sizeof(typename K::shared_type), buffers(arguments), [&](Warp& m) { K::run(m, g); }}});
-    grid.run();
-    sites = grid.sites();
+    Launch launch{K::name,
+                  0,
+                  -1,
+                  static_cast<int>(num_ctas),
+                  K::warps,
+                  K::cluster,
+                  sizeof(typename K::shared_type),
+                  buffers(arguments),
+                  [g](Warp& m) { K::run(m, g); }};
+    if (program) {
+      launch.device = program->device, launch.after = program->after;
+      program->launches.push_back(std::move(launch));
+    } else {
+      run_all({std::move(launch)});
+    }
   }
 
+  void run_all(std::vector<Launch> launches);
   static std::vector<Buffer> buffers(const std::vector<cuda::Argument>& arguments);
 };
 

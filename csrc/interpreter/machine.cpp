@@ -78,15 +78,17 @@ Warp::pred Warp::one_lane(const Op& op, pred p) const {
 // --- memory
 
 void Warp::load_global(void* to, const void* base, lane<int> offset, pred p, size_t num_bytes, size_t pitch,
-                       const char* name, Where where) {
+                       const char* name, Where where, bool cached) {
   const Op op = begin(name, where);
   p = active(op, p);
   const uint32_t record = grid.record(w, op, Proxy::kGeneric, false, w.component, w.step);
+  const Clock& before = w.cta->running->before;
+  const View view = cached ? View{&before, &before, &before} : w.view();
   for (int i = 0; i < kLanes; ++i) {
     if (!p[i]) continue;
     const auto* from = static_cast<const std::byte*>(base) + offset[i];
     if (reinterpret_cast<uintptr_t>(from) % num_bytes) grid.fail(w, op, "out of bounds", "misaligned address");
-    grid.touch_global(w, op, record, w.view(), from, num_bytes);
+    grid.touch_global(w, op, record, view, from, num_bytes);
     std::memcpy(static_cast<std::byte*>(to) + static_cast<size_t>(i) * pitch, from, num_bytes);
   }
 }

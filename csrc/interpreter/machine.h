@@ -78,6 +78,10 @@ struct Warp {
     for (int i = 0; i < kLanes; ++i) r[i] = x[i ^ mask];
     return r;
   }
+  template <typename L>
+  auto broadcast(L x, int i) const {
+    return x[i];
+  }
   bool any(pred p) const {
     for (int i = 0; i < kLanes; ++i)
       if (p[i]) return true;
@@ -94,10 +98,10 @@ struct Warp {
   u32 mul_bf16x2(u32 a, u32 b) const;
 
   // --- global memory
-  template <typename T>
+  template <typename T>  // through a cache that knows what was written before the kernel began
   T ld_global_uniform(const T* p, Where where = Where::current()) {
     T x{};
-    load_global(&x, p, lane<int>{}, lane_idx() == 0, sizeof(T), sizeof(T), "ld.global.uniform", where);
+    load_global(&x, p, lane<int>{}, lane_idx() == 0, sizeof(T), sizeof(T), "ld.global.uniform", where, true);
     return x;
   }
   template <typename T>
@@ -135,6 +139,11 @@ struct Warp {
     const auto words = by_lane<4>({x, y, z, v});
     store_global(base, offset, &words, p, 16, "st.global.v4", where);
   }
+
+  // --- flags in global memory
+  void st_release_sys(uint32_t* flag, uint32_t value, pred p, Where where = Where::current());
+  void red_release_sys_add(uint32_t* flag, uint32_t value, pred p, Where where = Where::current());
+  void wait_acquire_sys(const uint32_t* flag, uint32_t at_least, Where where = Where::current());
 
   // --- shared memory
   template <typename T>
@@ -289,7 +298,8 @@ struct Warp {
   void wait_for(const Op& op, barrier& b, uint32_t parity, bool of_cluster);
 
   void load_global(void* to, const void* base, lane<int> offset, pred p, size_t num_bytes, size_t pitch,
-                   const char* name, Where where);
+                   const char* name, Where where, bool cached = false);
+  void release_flag(const char* name, uint32_t* flag, uint32_t value, bool add, pred p, Where where);
   void store_global(void* base, lane<int> offset, const void* from, pred p, size_t num_bytes, const char* name,
                     Where where);
   void load_shared(void* to, u32 address, size_t num_bytes, const char* name, Where where);

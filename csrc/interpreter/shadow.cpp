@@ -3,6 +3,7 @@
 namespace mxmoe::interpreter {
 
 bool is_ordered(const Access& before, const Access& now, const View& view) {
+  if (before.strong && now.strong) return true;
   const bool crosses = before.proxy == Proxy::kGeneric && now.proxy == Proxy::kAsync && before.write;
   if (before.component == now.component && !crosses) return true;  // in program order
   const Clock& clock = now.proxy == Proxy::kTensor ? *view.tensor : crosses ? *view.async : *view.generic;

@@ -22,6 +22,7 @@ struct Access {
   bool write;
   uint32_t site;     // see sites.h
   const void* warp;  // that issued it
+  bool strong;       // a flag's: two of them do not race
 };
 
 // What an access may take for over: by the generic proxy's order, what the async proxy sees of generic writes, and the

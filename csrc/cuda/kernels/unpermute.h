@@ -30,12 +30,9 @@ struct globals {
 };
 
 template <class C, class M>
-MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
+MXMOE_KERNEL void sum_token(M& m, const globals<M>& g, int token) {
   using U = typename M::template lane<uint32_t>;
   using F = typename M::template lane<float>;
-  m.role("unpermute");
-  const int token = m.cta_idx() * C::kWarps + m.warp_idx();
-  if (token >= g.tokens) return;
   for (int column = 0; column < g.length; column += C::kStep) {
     const auto first = m.lane_idx() * 4 + column;
     F total[4] = {};
@@ -56,17 +53,30 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
   }
 }
 
+template <class C, class M>
+MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
+  m.role("unpermute");
+  const int token = m.cta_idx() * C::kWarps + m.warp_idx();
+  if (token < g.tokens) sum_token<C>(m, g, token);
+}
+
 MXMOE_LAUNCHABLE("unpermute", shared)
 
-// y (N, D); inverse int32 and weights FP32 (T, K), weights or none; out (T, D).
-template <class L>
-void launch(L& l, const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out) {
-  globals<typename L::machine> g{};
+template <class M>
+globals<M> globals_of(const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out) {
+  globals<M> g{};
   g.y = y.ptr<uint8_t>(), g.y_row_bytes = y.strides[0] * bytes_of(y.dtype), g.y_aligned = in_fours(y);
   g.inverse = inverse.ptr<int32_t>(), g.weights = weights.ptr<float>();
   g.out = out.ptr<uint8_t>(), g.out_row_bytes = out.strides[0] * bytes_of(out.dtype), g.out_aligned = in_fours(out);
   g.tokens = static_cast<int>(out.sizes[0]), g.top_k = static_cast<int>(inverse.sizes[1]);
   g.length = static_cast<int>(out.sizes[1]);
+  return g;
+}
+
+// y (N, D); inverse int32 and weights FP32 (T, K), weights or none; out (T, D).
+template <class L>
+void launch(L& l, const Tensor& y, const Tensor& inverse, const Tensor& weights, const Tensor& out) {
+  const auto g = globals_of<typename L::machine>(y, inverse, weights, out);
   with_input(y.dtype, [&]<Input kInput>() {
     with_input(out.dtype, [&]<Input kOutput>() {
       using C = config<kInput, kOutput>;

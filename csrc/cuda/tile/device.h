@@ -68,6 +68,11 @@ struct Device {
   MXMOE_OP T shfl_xor(T x, int mask) const {
     return __shfl_xor_sync(~0u, x, mask);
   }
+  // Lane i's x, in every lane.
+  template <typename T>
+  MXMOE_OP T broadcast(T x, int i) const {
+    return __shfl_sync(~0u, x, i);
+  }
   MXMOE_OP bool any(bool p) const { return __any_sync(~0u, p); }
 
   // --- arithmetic with an instruction of its own; every other operator is IEEE FP32, compiled with -fmad=false
@@ -125,6 +130,21 @@ struct Device {
   }
   MXMOE_OP void st_global_v4(void* base, int offset, uint32_t x, uint32_t y, uint32_t z, uint32_t w, bool p) const {
     if (p) *reinterpret_cast<uint4*>(static_cast<char*>(base) + offset) = make_uint4(x, y, z, w);
+  }
+
+  // --- flags in global memory, of this device or of a peer: what the warp did before (past a syncwarp) is seen by who
+  // waits for the flag. ld_global_uniform may not read what is written while its kernel runs.
+  MXMOE_OP void st_release_sys(uint32_t* flag, uint32_t value, bool p) const {
+    if (p) asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+  }
+  MXMOE_OP void red_release_sys_add(uint32_t* flag, uint32_t value, bool p) const {
+    if (p) asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+  }
+  // ld.acquire until the flag is at least that: a loop, as mbarrier_wait.
+  MXMOE_OP void wait_acquire_sys(const uint32_t* flag, uint32_t at_least) const {
+    uint32_t value;
+    do asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    while (value < at_least);
   }
 
   // --- shared memory: 32-bit addresses

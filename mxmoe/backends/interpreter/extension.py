@@ -28,6 +28,7 @@ class Run:
     num_sms: int = 2  # CTAs at the same time
     site: str = ""  # label of the one call that is done wrongly,
     mutant: str = ""  # and how: "skip", "parity", ... (csrc/interpreter/machine.h)
+    program: object = None  # `_interp.Program`: kernels are added to it and run when it does
     sites: list[tuple[str, str, int, list[str]]] = field(default_factory=list)  # label, instruction, calls, kinds of mutants
 
 
@@ -52,7 +53,7 @@ def arch(_device) -> str:
 def launch(name: str, *args):
     """Runs a kernel; raises KernelError where it is wrong."""
     run = _run.get() or Run()
-    run.sites += getattr(_interp, name)(*args, run.seed, run.num_sms, run.site, run.mutant)
+    run.sites += getattr(_interp, name)(*args, run.seed, run.num_sms, run.site, run.mutant, run.program)
 
 
 LAUNCHER = Launcher("interpreter", arch, launch)

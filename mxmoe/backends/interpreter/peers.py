@@ -1,0 +1,140 @@
+"""dispatch and combine between ranks that reach each other's memory, all of them in one process (csrc/cuda/kernels/peers.h).
+
+    schedule: from all ranks' offsets, which rows each rank's experts get: made on the devices, nothing is read on the host
+    dispatch: each rank pulls the rows of its experts, in BF16 (or any dtype) or as MXFP8 values and scales
+    combine:  each rank pushes its experts' outputs into the memory of their tokens' ranks, then each sums its tokens
+
+Rows lie by expert, then rank and slot: as `permute` sorts, by `exchange.local`, what mxmoe.parallel.dispatch brings.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mxmoe.backends.interpreter import extension
+from mxmoe.backends.interpreter.extension import launch, running
+from mxmoe.formats import MXTensor
+from mxmoe.routing import Routing
+
+MAX_RANKS, MAX_EXPERTS = 8, 4096  # as peers.h has them
+MINIBATCH = 128  # rows that dispatch announces together
+
+
+class Program:
+    """Launches that run together: `on(device, after)` says where the next one goes; `run()` runs them all."""
+
+    def __init__(self):
+        self.program = extension._interp.Program()
+
+    def launch(self, device: int, after: int, name: str, *args) -> int:
+        """The launch's number; it begins when launch `after` (-1: none) is over. Tensors must live until `run`."""
+        self.program.device, self.program.after = device, after
+        with running(program=self.program):
+            launch(name, *args)
+        return self.program.num_launches - 1
+
+    def run(self):
+        run = extension._run.get() or extension.Run()
+        run.sites += self.program.run(run.seed, run.num_sms, run.site, run.mutant)
+
+
+@dataclass
+class Exchange:
+    """What the ranks share, one element of each list per rank."""
+
+    routings: list[Routing]  # of each rank's own tokens over all experts
+    signals: list[Tensor]
+    starts: list[Tensor]
+    sources: list[Tensor]
+    arrived: list[Tensor]  # rows of each minibatch that are there
+    offs: list[Tensor]  # (E / R,): ends of the groups of each rank's own experts
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, routings: list[Routing]) -> "Exchange":
+        """ValueError for more than MAX_RANKS ranks, more than MAX_EXPERTS experts, or experts that the ranks cannot share out."""
+        ranks, experts = len(routings), routings[0].num_experts
+        if ranks > MAX_RANKS or experts > MAX_EXPERTS or experts % ranks:
+            raise ValueError(
+                f"an exchange has at most {MAX_RANKS} ranks, {MAX_EXPERTS} experts, a multiple of the ranks; got {ranks}, {experts}"
+            )
+
+        def ints(size):
+            return [_poisoned(size, torch.int32) for _ in range(ranks)]
+
+        minibatches = -(-sum(r.ids.numel() for r in routings) // MINIBATCH) or 1
+        signals = ints(MAX_RANKS + 1)
+        for t in signals:
+            t[:MAX_RANKS] = 0  # epochs that the others have begun
+        return cls(routings, signals, ints(experts + 1), ints(experts), ints(minibatches), ints(experts // ranks))
+
+    @property
+    def capacity(self) -> int:
+        """Rows that one rank may get: their number is known on the devices only."""
+        return sum(r.ids.numel() for r in self.routings)
+
+    def add_schedule(self, program: Program) -> list[int]:
+        self.epoch += 1
+        return [
+            program.launch(
+                rank, -1, "exchange_schedule", [r.offs for r in self.routings], self.signals, self.arrived[rank], rank, self.epoch,
+                self.starts[rank], self.sources[rank], self.offs[rank],
+            )
+            for rank in range(len(self.routings))
+        ]  # fmt: skip
+
+    def add_dispatch(self, program: Program, after: list[int], rows: list[Tensor], more: list[Tensor], out, more_out) -> list[int]:
+        permutations = [r.permutation for r in self.routings]
+        top_k = self.routings[0].ids.shape[1]
+        return [
+            program.launch(
+                rank, after[rank], "dispatch", self.starts[rank], self.sources[rank], permutations, top_k, rows, more, MINIBATCH,
+                self.arrived[rank], out[rank], more_out[rank] if more_out else None,
+            )
+            for rank in range(len(self.routings))
+        ]  # fmt: skip
+
+    def add_combine(self, program: Program, after, rows, landing, weights, out, overlapped: bool) -> list[int]:
+        """overlapped: each minibatch is waited for."""
+        return [
+            program.launch(
+                rank, after[rank], "combine", self.starts[rank], self.sources[rank], rows[rank], landing, self.signals, rank,
+                self.arrived[rank] if overlapped else None, MINIBATCH, routing.offs, routing.inverse, weights[rank], out[rank],
+            )
+            for rank, routing in enumerate(self.routings)
+        ]  # fmt: skip
+
+
+def dispatch(xs: list[Tensor] | list[MXTensor], routings: list[Routing]) -> tuple[list, Exchange]:
+    """(the rows of each rank's experts, the Exchange that `combine` takes). xs: each rank's tokens, (T, D), or their MXFP8 row
+    copies, which come as pairs (values, scales), uint8. Rows past offs[-1] are not written."""
+    exchange, program = Exchange.of(routings), Program()
+    quantized = isinstance(xs[0], MXTensor)
+    rows = [x.values.view(torch.uint8) if quantized else x for x in xs]
+    scales = [x.scales.view(torch.uint8) for x in xs] if quantized else []
+
+    def outputs(like):
+        return [_poisoned((exchange.capacity, t.shape[1]), t.dtype) for t in like]
+
+    out, scales_out = outputs(rows), outputs(scales)
+    exchange.add_dispatch(program, exchange.add_schedule(program), rows, scales, out, scales_out)
+    program.run()
+    return list(zip(out, scales_out, strict=True)) if quantized else out, exchange
+
+
+def combine(rows: list[Tensor], exchange: Exchange, weights: list[Tensor | None], out_dtype: torch.dtype) -> list[Tensor]:
+    """Each rank's y (T, D), summed as `unpermute` sums; rows (capacity, D): the experts' outputs, BF16 or FP32."""
+    program, width = Program(), rows[0].shape[1]
+    landing = [_poisoned((r.ids.numel(), width), rows[0].dtype) for r in exchange.routings]
+    out = [_poisoned((r.ids.shape[0], width), out_dtype) for r in exchange.routings]
+    exchange.add_combine(program, [-1] * len(rows), rows, landing, weights, out, overlapped=False)
+    program.run()
+    return out
+
+
+def _poisoned(shape, dtype: torch.dtype) -> Tensor:
+    """As all memory of the interpreter begins."""
+    t = torch.empty(shape, dtype=dtype)
+    t.view(torch.uint8).fill_(0x7F)
+    return t
