@@ -72,6 +72,53 @@ def column_weights(w: Tensor, format: str):
     return t.values.mT, t.scales, None, format
 
 
+def router_logits(tokens: int, experts: int) -> Tensor:
+    """Several sizes, and rows of ties, of -Inf, of NaN, of +Inf, of numbers that underflow or overflow."""
+    logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(0)) * 3
+    inf, nan = float("inf"), float("nan")
+    special = [(slice(None), v) for v in (0.0, -120.0, -inf, nan)] + [(slice(1, None), -inf), (0, nan), (-1, inf)]
+    for row, (part, value) in zip(logits, special, strict=False):
+        row[part] = value
+    for row, factor in zip(logits[len(special) :], (1e30, 30.0, 1e-42), strict=False):
+        row *= factor
+    logits[len(special) + 3 :: 2].round_()
+    return logits
+
+
+def check_route(tokens: int, experts: int, top_k: int, score: str, biased: bool = False, replayed: bool = False, **options):
+    """route, and route_backward from each of the three gradients and from all: the reference's bytes."""
+    g = torch.Generator().manual_seed(tokens)
+    logits, bias = router_logits(tokens, experts), torch.randn(experts, generator=g) * 0.1
+    replay = torch.randint(-1, experts + 1, (tokens, top_k), dtype=torch.int32, generator=g)
+    grads = [torch.randn(shape, generator=g) for shape in ((tokens, top_k), (experts,), (1,))]
+    grads = [grads, *([t if i == j else None for j, t in enumerate(grads)] for i in range(3))]
+    o = dict(score=score, num_groups=1, groups_kept=1, normalize=True, scale=1.0, replay_threshold=None) | options
+
+    def run(backend):
+        ids, weights = poisoned((tokens, top_k), torch.int32), poisoned((tokens, top_k), torch.float32)
+        probs, z = poisoned(experts, torch.float32), poisoned(1, torch.float32)
+        backend.run(
+            "route", logits, bias if biased else None, replay if replayed else None, top_k, *o.values(), ids, weights, probs, z
+        )
+        logits_grads = [poisoned((tokens, experts), torch.float32) for _ in grads]
+        for some, out in zip(grads, logits_grads, strict=True):
+            backend.run("route_backward", logits, ids, *some, o["score"], o["normalize"], o["scale"], out)
+        return ids, weights, probs, z, *logits_grads
+
+    assert_same(run(INTERPRETER), run(REFERENCE))
+
+
+def route_case():
+    check_route(14, 40, 3, "sigmoid", biased=True, replayed=True, num_groups=4, groups_kept=2, replay_threshold=1.0, scale=2.5)
+    check_route(11, 36, 4, "softmax", normalize=False)
+
+
+def sort_case():
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(-1, 41, (310, 2), dtype=torch.int32, generator=g)  # runs with a tail, slots without an expert
+    assert_same(*(ops.sort_by_expert(ids, 40, backend=name) for name in ("interpreter", "reference")))
+
+
 def quantize_case():
     check_quantize_blocked(boundary_inputs(200, 160, 3, torch.bfloat16), "mxfp8", offs=ends(0, 130, 1, 40))
 
@@ -224,6 +271,8 @@ CASES = {
     **{f"grouped_mm-{format}-pair": grouped_mm_pair_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-columns-pair": grouped_mm_pair_case("bf16", columns=True),
     "cluster": cluster_case,
+    "route": route_case,
+    "sort": sort_case,
     "rows": rows_case,
     "rows_plain": rows_plain_case,
     "swiglu": swiglu_case,

@@ -44,4 +44,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("combine", bound(&mxmoe::cuda::run_combine<Launcher>));
   m.def("swiglu_backward", bound(&mxmoe::cuda::run_swiglu_backward<Launcher>));
   m.def("ladder", bound(&mxmoe::cuda::run_ladder<Launcher>));
+  m.def("route", bound(&mxmoe::cuda::run_route<Launcher>));
+  m.def("route_backward", bound(&mxmoe::cuda::run_route_backward<Launcher>));
+  m.def("sort_by_expert", bound(&mxmoe::cuda::run_sort_by_expert<Launcher>));
 }

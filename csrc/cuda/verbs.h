@@ -104,4 +104,20 @@ template <class L>
 void run_ladder(L& l, int64_t level, const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const Tensor& out);
 
+// The router, as in mxmoe/backends/__init__.py; score "softmax" or "sigmoid". terms (T, E + 1) and chunks (ceil(T /
+// 256), E + 1): workspaces of the means probs and z, all four or none. run_counts (runs, E + 1): a workspace, runs of
+// slots.
+template <class L>
+void run_route(L& l, const Tensor& logits, const Tensor& bias, const Tensor& replay, const std::string& score,
+               int64_t num_groups, int64_t groups_kept, bool normalize, float scale, std::optional<float> threshold,
+               const Tensor& ids, const Tensor& weights, const Tensor& terms, const Tensor& chunks, const Tensor& probs,
+               const Tensor& z);
+template <class L>
+void run_route_backward(L& l, const Tensor& logits, const Tensor& ids, const Tensor& weights_grad,
+                        const Tensor& probs_grad, const Tensor& z_grad, const std::string& score, bool normalize,
+                        float scale, const Tensor& logits_grad);
+template <class L>
+void run_sort_by_expert(L& l, const Tensor& ids, const Tensor& run_counts, const Tensor& counts, const Tensor& offs,
+                        const Tensor& permutation, const Tensor& inverse);
+
 }  // namespace mxmoe::cuda

@@ -72,6 +72,9 @@ PYBIND11_MODULE(_interp, m) {
   m.def("combine", i::bound(&mxmoe::cuda::run_combine<i::Launcher>));
   m.def("cluster_copy", i::bound(&mxmoe::cuda::run_cluster_copy<i::Launcher>));
   m.def("ladder", i::bound(&mxmoe::cuda::run_ladder<i::Launcher>));
+  m.def("route", i::bound(&mxmoe::cuda::run_route<i::Launcher>));
+  m.def("route_backward", i::bound(&mxmoe::cuda::run_route_backward<i::Launcher>));
+  m.def("sort_by_expert", i::bound(&mxmoe::cuda::run_sort_by_expert<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
   namespace c = mxmoe::cuda;

@@ -5,7 +5,7 @@ namespace mxmoe::interpreter {
 void Launcher::run_all(std::vector<Launch> launches) {
   Grid grid(options, std::move(launches));
   grid.run();
-  sites = grid.sites();
+  for (const Site& site : grid.sites()) sites.push_back(site);
 }
 
 // From the first to the last element of each tensor.

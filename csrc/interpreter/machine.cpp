@@ -1,6 +1,9 @@
 // The warp's own instructions: loads, stores, conversions, barriers.
 #include "interpreter/machine.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "formats.h"
 
 namespace mxmoe::interpreter {
@@ -56,6 +59,28 @@ Warp::u32 Warp::mul_bf16x2(u32 a, u32 b) const {
   };
   u32 r;
   for (int i = 0; i < kLanes; ++i) r[i] = product(a[i] << 16, b[i] << 16) | product(a[i], b[i]) << 16;
+  return r;
+}
+
+Warp::u32 Warp::match_any(u32 x) const {
+  u32 r{};
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < kLanes; ++j) r[i] |= uint32_t{x[i] == x[j]} << j;
+  return r;
+}
+Warp::u32 Warp::popc(u32 x) const {
+  u32 r;
+  for (int i = 0; i < kLanes; ++i) r[i] = static_cast<uint32_t>(std::popcount(x[i]));
+  return r;
+}
+uint32_t Warp::redux_max(u32 x) const {
+  uint32_t r = x[0];
+  for (int i = 1; i < kLanes; ++i) r = std::max<uint32_t>(r, x[i]);
+  return r;
+}
+uint32_t Warp::redux_min(u32 x) const {
+  uint32_t r = x[0];
+  for (int i = 1; i < kLanes; ++i) r = std::min<uint32_t>(r, x[i]);
   return r;
 }
 

@@ -78,15 +78,25 @@ struct Warp {
     for (int i = 0; i < kLanes; ++i) r[i] = x[i ^ mask];
     return r;
   }
-  template <typename L>
-  auto broadcast(L x, int i) const {
-    return x[i];
+  template <typename T>
+  T shfl_up(T x, int delta) const {
+    T r = x;
+    for (int i = delta; i < kLanes; ++i) r[i] = x[i - delta];
+    return r;
   }
   bool any(pred p) const {
     for (int i = 0; i < kLanes; ++i)
       if (p[i]) return true;
     return false;
   }
+  u32 match_any(u32 x) const;
+  u32 popc(u32 x) const;
+  template <typename T>
+  auto read_lane(T x, int i) const {
+    return x[i];
+  }
+  uint32_t redux_max(u32 x) const;
+  uint32_t redux_min(u32 x) const;
 
   // --- arithmetic
   lane<float> divide(lane<float> a, lane<float> b) const { return a / b; }

@@ -1,4 +1,4 @@
-// exp and sigmoid of the numerics contract: FP32, one rounding per operation (compiled with -fmad=false).
+// exp, log, sigmoid and ordered sums of the numerics contract: FP32, one rounding per operation (compiled with -fmad=false).
 #pragma once
 #include <cstdint>
 
@@ -23,6 +23,34 @@ MXMOE_KERNEL F exp(M&, F x) {
   y = x < -87.0f ? F{} : y;
   y = x > 88.7f ? F{} + __builtin_inff() : y;
   return x == x ? y : x;
+}
+
+// Natural logarithm of a normal positive x = y * 2^e, y in [sqrt(1/2), sqrt(2)); the polynomial of Cephes' logf.
+template <class M, class F>
+MXMOE_KERNEL F log(M& m, F x) {
+  using U = typename M::template lane<uint32_t>;
+  const U bits = __builtin_bit_cast(U, x), mantissa = bits & 0x7fffffu;
+  const auto small = mantissa < 0x3504f3u;  // y in [1, sqrt(2)) keeps its exponent, the rest is halved
+  const U power = (bits >> 23) - (small ? U{} + 127u : U{} + 126u);
+  const F e = m.template cast<float>(__builtin_bit_cast(typename M::template lane<int>, power));
+  const F f = __builtin_bit_cast(F, mantissa | (small ? U{} + 0x3f800000u : U{} + 0x3f000000u)) - 1.0f, square = f * f;
+  F p = f * 7.0376836292e-2f + -1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f + -1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f + -1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f + -2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const F y = ((p * f) * square + e * -2.12194440e-4f) - square * 0.5f;
+  return x == x ? (f + y) + e * 0.693359375f : x;
+}
+
+// The last step of a sum over the contract's 32 lanes: a tree.
+template <class M, class F>
+MXMOE_KERNEL F sum_of_lanes(M& m, F x) {
+  for (int half = 16; half; half /= 2) x = x + m.shfl_xor(x, half);
+  return x;
 }
 
 template <class M, class F>

@@ -42,8 +42,8 @@ MXMOE_KERNEL void push(M& m, const globals<M>& g) {
       m.wait_acquire_sys(g.arrived + batch,
                          static_cast<uint32_t>(smaller(num_rows - batch * g.minibatch, g.minibatch)));
     for (int i = 0; i < rows; ++i) {
-      const int64_t place = m.broadcast(at.place, i);
-      copy_row(m, g.landing[m.broadcast(at.rank, i)] + place * g.row_bytes, g.rows + int64_t{first + i} * g.row_bytes,
+      const int64_t place = m.read_lane(at.place, i);
+      copy_row(m, g.landing[m.read_lane(at.rank, i)] + place * g.row_bytes, g.rows + int64_t{first + i} * g.row_bytes,
                g.row_bytes, g.aligned);
     }
     m.syncwarp();

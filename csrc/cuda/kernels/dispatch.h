@@ -52,8 +52,8 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
     }
     const int rows = smaller(num_rows - first, kChunk);
     for (int i = 0; i < rows; ++i) {
-      const int rank = m.broadcast(at.rank, i);
-      const int64_t from = m.broadcast(token, i), to = first + i;
+      const int rank = m.read_lane(at.rank, i);
+      const int64_t from = m.read_lane(token, i), to = first + i;
       const auto copy = [&](const Rows& r) {
         copy_row(m, r.to + to * r.row_bytes, r.from[rank] + from * r.row_bytes, r.row_bytes, r.aligned);
       };

@@ -61,7 +61,7 @@ MXMOE_KERNEL void sum_runs(M& m, const globals<M>& g, shared<C>& s) {
     }
     m.template st_global<int>(g.starts, run * 4, before, exists);
     m.template st_global<int>(g.local_offs, run / g.ranks * 4, before + size, exists & (run % g.ranks == g.ranks - 1));
-    total += m.broadcast(all, 0);
+    total += m.read_lane(all, 0);
   }
   m.template st_global<int>(g.starts, m.splat(num_runs * 4), m.splat(total), m.elect_one());
 }

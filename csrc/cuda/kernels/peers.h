@@ -70,7 +70,7 @@ template <class M, class P>
 MXMOE_KERNEL int count_lanes(M& m, P p) {
   auto total = m.select(p, m.splat(1), m.splat(0));
   for (int mask = 1; mask < 32; mask *= 2) total = total + m.shfl_xor(total, mask);
-  return m.broadcast(total, 0);
+  return m.read_lane(total, 0);
 }
 
 inline bool rows_aligned(const Tensor& t) {

@@ -3,6 +3,7 @@
 //
 // A warp takes a row. The order of the sum is the contract's: lane j adds elements j, j + 32, ..., then a tree.
 #pragma once
+#include "cuda/kernels/arithmetic.h"
 #include "cuda/kernels/elements.h"
 #include "cuda/launch.h"
 #include "layout.h"
@@ -48,8 +49,7 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
     sum = sum + load_float<C::kGradient>(m, g.dy + int64_t{slot / g.top_k} * g.dy_row_bytes, index, inside) *
                     load_float<C::kOutput>(m, g.y + row * g.y_row_bytes, index, inside);
   }
-  for (int half = 16; half; half /= 2) sum = sum + m.shfl_xor(sum, half);
-  m.template st_global<float>(g.out + slot, m.lane_idx() * 4, sum, m.elect_one());
+  m.template st_global<float>(g.out + slot, m.lane_idx() * 4, sum_of_lanes(m, sum), m.elect_one());
 }
 
 MXMOE_LAUNCHABLE("weights_grad", shared)

@@ -68,12 +68,21 @@ struct Device {
   MXMOE_OP T shfl_xor(T x, int mask) const {
     return __shfl_xor_sync(~0u, x, mask);
   }
-  // Lane i's x, in every lane.
   template <typename T>
-  MXMOE_OP T broadcast(T x, int i) const {
-    return __shfl_sync(~0u, x, i);
+  MXMOE_OP T shfl_up(T x, int delta) const {  // the first lanes keep theirs
+    const T below = __shfl_up_sync(~0u, x, delta);
+    return lane_idx() < delta ? x : below;
   }
   MXMOE_OP bool any(bool p) const { return __any_sync(~0u, p); }
+  MXMOE_OP uint32_t match_any(uint32_t x) const { return __match_any_sync(~0u, x); }  // bits of the lanes with this x
+  MXMOE_OP uint32_t popc(uint32_t x) const { return __popc(x); }
+  // The same for all lanes:
+  template <typename T>
+  MXMOE_OP T read_lane(T x, int i) const {
+    return __shfl_sync(~0u, x, i);
+  }
+  MXMOE_OP uint32_t redux_max(uint32_t x) const { return __reduce_max_sync(~0u, x); }
+  MXMOE_OP uint32_t redux_min(uint32_t x) const { return __reduce_min_sync(~0u, x); }
 
   // --- arithmetic with an instruction of its own; every other operator is IEEE FP32, compiled with -fmad=false
   MXMOE_OP float divide(float a, float b) const { return __fdiv_rn(a, b); }

@@ -16,12 +16,16 @@ import torch
 from mxmoe.backends.device.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.backends.device.memory import empty
 from mxmoe.backends.device.quantize import quantize
+from mxmoe.backends.device.route import route, route_backward, sort_by_expert
 from mxmoe.backends.device.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
 
 HIGH_PRECISION = ("fp32", "bf16", "fp16")
 MX8 = ("mxfp8", "mxfp8_e5m2")
 VERBS = {
     quantize: (*MX8, "nvfp4"),
+    route: ("fp32",),
+    route_backward: ("fp32",),
+    sort_by_expert: ("int32",),
     permute: HIGH_PRECISION,
     unpermute: HIGH_PRECISION,
     unpermute_backward: HIGH_PRECISION,
