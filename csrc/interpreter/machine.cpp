@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "formats.h"
 
@@ -39,6 +40,20 @@ Warp::u32 pairs(Warp::lane<float> low, Warp::lane<float> high, int bits, F f) {
 Warp::lane<float> Warp::half_to_float(u32 h) const {
   lane<float> r;
   for (int i = 0; i < kLanes; ++i) r[i] = static_cast<float>(__builtin_bit_cast(_Float16, static_cast<uint16_t>(h[i])));
+  return r;
+}
+Warp::lane<float> Warp::fma(lane<float> a, lane<float> b, lane<float> c) const {
+  lane<float> r;
+  for (int i = 0; i < kLanes; ++i) r[i] = std::fmaf(a[i], b[i], c[i]);
+  return r;
+}
+Warp::u32 Warp::cvt_f16x2_e4m3x2(u32 codes) const {
+  const auto half = [](uint32_t code) {
+    const uint32_t magnitude = __builtin_bit_cast(uint32_t, decode_magnitude<E4M3>(code & 0x7fu));
+    return f16_bits(__builtin_bit_cast(float, magnitude | (code & 0x80u) << 24));
+  };
+  u32 r;
+  for (int i = 0; i < kLanes; ++i) r[i] = half(codes[i] & 255u) | half(codes[i] >> 8 & 255u) << 16;
   return r;
 }
 Warp::u32 Warp::cvt_e4m3x2(lane<float> low, lane<float> high) const {

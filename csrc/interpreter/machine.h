@@ -100,7 +100,9 @@ struct Warp {
 
   // --- arithmetic
   lane<float> divide(lane<float> a, lane<float> b) const { return a / b; }
+  lane<float> fma(lane<float> a, lane<float> b, lane<float> c) const;
   lane<float> half_to_float(u32 h) const;
+  u32 cvt_f16x2_e4m3x2(u32 codes) const;
   u32 cvt_e4m3x2(lane<float> low, lane<float> high) const;
   u32 cvt_e5m2x2(lane<float> low, lane<float> high) const;
   u32 cvt_bf16x2(lane<float> low, lane<float> high) const;

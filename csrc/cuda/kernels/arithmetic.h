@@ -1,4 +1,5 @@
-// exp, log, sigmoid and ordered sums of the numerics contract: FP32, one rounding per operation (compiled with -fmad=false).
+// exp, log, sigmoid and ordered sums of the numerics contract: FP32, one rounding per operation (compiled with
+// -fmad=false).
 #pragma once
 #include <cstdint>
 

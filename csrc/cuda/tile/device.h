@@ -87,6 +87,12 @@ struct Device {
   // --- arithmetic with an instruction of its own; every other operator is IEEE FP32, compiled with -fmad=false
   MXMOE_OP float divide(float a, float b) const { return __fdiv_rn(a, b); }
   MXMOE_OP float half_to_float(uint32_t h) const { return __half2float(__ushort_as_half(static_cast<uint16_t>(h))); }
+  MXMOE_OP float fma(float a, float b, float c) const { return __fmaf_rn(a, b, c); }
+  MXMOE_OP uint32_t cvt_f16x2_e4m3x2(uint32_t codes) const {  // of bits 0-15, exactly
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(codes)));
+    return r;
+  }
   MXMOE_OP uint32_t cvt_e4m3x2(float low, float high) const {  // nearest even, saturating; bits 0-15
     uint16_t r;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
