@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mxmoe import ops, quantize
 from mxmoe.formats import FORMATS, QuantizeOptions
@@ -117,3 +118,34 @@ def test_few_rows_have_the_bits_of_many(format, sizes, outputs, blocks, tail, ac
     assert_same_bits(few, expected)
     with num_threads(1):
         assert_same_bits(product(a, sizes), few)
+
+
+@pytest.mark.parametrize("format", ["bf16", "mxfp8", "nvfp4"])
+def test_a_call_like_one_before_is_checked_no_less(format):
+    """Arguments that look like those of a checked call go past the checks; everything else meets them again."""
+    x, ids, share = torch.randn(3, D).bfloat16(), torch.randint(-1, E, (3, K)).int(), torch.rand(3, K)
+    weights = torch.randn(2, E, 2 * F, D).bfloat16() / 8, torch.randn(2, E, D, F).bfloat16() / 8
+    first, second = ([w[i] if format == "bf16" else quantize(w[i], format) for w in weights] for i in range(2))
+    options = dict(recipe=format, activations="bf16")
+
+    def fresh(*arguments, **others):  # another SwiGLU that computes the same: checked
+        return ops.moe_decode(*arguments, **options, activation=SwiGLU(limit=1e30 + next(limits)), **others)
+
+    limits = iter([1e30 * i for i in range(9)])
+    for experts in (first, second, first):
+        assert_same_bits(ops.moe_decode(x, ids, share, *experts, **options), fresh(x, ids, share, *experts))
+    assert_same_bits(ops.moe_decode(x[1:], ids[1:], share[1:], *first, **options), fresh(x[1:], ids[1:], share[1:], *first))
+    turned = share.T.contiguous().T
+    assert_same_bits(ops.moe_decode(x, ids, turned, *first, **options), fresh(x, ids, share, *first))
+    out = torch.empty_like(x)
+    assert ops.moe_decode(x, ids, share, *first, **options, out=out) is out
+    with pytest.raises(ValueError, match="must not overlap"):
+        ops.moe_decode(x, ids, share, *first, **options, out=x)
+    with pytest.raises(ValueError, match="weights must have shape"):
+        ops.moe_decode(x, ids, share[:2], *first, **options)
+    with pytest.raises(ValueError, match="w2 must have shape"):
+        ops.moe_decode(x, ids, share, first[0], first[0], **options)
+    with pytest.raises(TypeError, match="ids must be"):
+        ops.moe_decode(x, ids.float(), share, *first, **options)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(ops.moe_decode(x, ids, share, *first, **options), FakeTensor)

@@ -22,7 +22,8 @@ inline Element element_of(DType dtype) {
 }
 
 inline int64_t size_of(DType dtype) {
-  return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
+  static constexpr int64_t kBytes[] = {4, 2, 2, 1, 4, 8};  // by DType
+  return kBytes[static_cast<int>(dtype)];
 }
 
 // An operand: (lines, contraction), or (groups, lines, contraction) where each group has lines of its own.

@@ -8,7 +8,11 @@
 
 namespace mxmoe {
 Tensor tensor_from_python(pybind11::handle object);  // throws pybind11::type_error naming an unknown dtype
-}
+
+// A torch.Tensor or Parameter itself (no subclass that means something else by it) in the CPU's memory, or None;
+// without calls into Python. False for all others, and where torch does not offer it.
+bool read_plain_tensor(pybind11::handle object, Tensor& t);
+}  // namespace mxmoe
 
 namespace pybind11::detail {
 template <>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from mxmoe.checks import FLOATS, check_choice, check_out, check_shape, check_ten
 from mxmoe.formats import FORMATS, MXTensor, QuantizeOptions
 from mxmoe.ops.gemm import Operand, operand_lines, operand_schema, scale_per_line
 from mxmoe.ops.quantize import quantize
-from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op
+from mxmoe.ops.registration import OPS, backend_for, dtype_format, fill_op, unobserved
 from mxmoe.ops.route import check_ids
 from mxmoe.ops.rows import GATE_UP
 from mxmoe.recipes import Recipe, SwiGLU, get_recipe
@@ -51,6 +53,12 @@ def moe_decode(
     layer's own bytes); "bf16": kept in BF16, closer to FP32. -> (T, D) in x's dtype. Not differentiable. Raises TypeError,
     ValueError (argument, expected, got).
     """
+    options = (recipe, activations, gate_up, activation, backend)
+    if unobserved() and type(x) is Tensor and (again := _CHECKED.get(options)) is not None:
+        y = torch.empty_like(x) if out is None else out
+        if again(x, ids, weights, w13, b13, w2, b2, y):
+            return y
+    given = (x, ids, weights, w13, b13, w2, b2)
     check_tensor("x", x, 2, (torch.float32, torch.bfloat16))
     check_choice("activations", activations, ("recipe", "bf16"))
     check_choice("gate_up", gate_up, GATE_UP)
@@ -66,26 +74,48 @@ def moe_decode(
         raise ValueError(f"x must have w13's {width} columns, got {x.shape[1]}")
     if hidden % 2 or w2_shape != (experts, width, hidden // 2):
         raise ValueError(f"w2 must have shape {(experts, width, hidden // 2)} to go with w13, got {w2_shape}")
-    biases = []
-    for name, b, columns in (("b13", b13, hidden), ("b2", b2, width)):
-        if b is not None:
-            check_tensor(name, b, 2, FLOATS, x)
-            check_shape(name, b, (experts, columns))
-        biases.append(None if b is None else b.float().contiguous())
+    biases = [_bias(name, b, (experts, columns), x) for name, b, columns in (("b13", b13, hidden), ("b2", b2, width))]
     f13[2], f2[2] = scale_per_line(w13, f13[2], (experts, hidden)), scale_per_line(w2, f2[2], (experts, width))
     act_format = r.forward if activations == "recipe" else "bf16"
-    source = x if act_format in FORMATS else x.to(torch.float32 if act_format == "fp32" else torch.bfloat16)
+    source = x if act_format in FORMATS else _as(x, torch.float32 if act_format == "fp32" else torch.bfloat16)
     name = backend_for(backend, x, "moe_decode", f13[3])
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     else:
         check_out("out", out, tuple(x.shape), x.dtype, x)
-    a = activation or SwiGLU()
-    OPS.moe_decode(
-        source.contiguous(), dtype_format(source), ids, weights.contiguous(), *f13, biases[0], *f2, biases[1],
-        a.alpha, a.limit, a.offset, gate_up == "interleaved", act_format, out, name,
+    a, interleaved = activation or SwiGLU(), gate_up == "interleaved"
+    OPS.moe_decode.default(
+        source, dtype_format(source), ids, weights, *f13, biases[0], *f2, biases[1], a.alpha, a.limit, a.offset, interleaved,
+        act_format, out, name,
     )  # fmt: skip
+    if name == "host" and unobserved():
+        read = (source, ids, weights, w13, biases[0], w2, biases[1])
+        as_given = all(a is b for a, b in zip(read, given, strict=True)) and all(_per_line(w) for w in (w13, w2))
+        check = backends.get(name).checked_decode
+        _CHECKED[options] = check(*read, (f13[3], f2[3]), a, interleaved, act_format, out) if as_given else None
     return out
+
+
+# Of the last checked call with these (recipe, activations, gate_up, activation, backend), the backend's form of it that checks
+# no more: memory streamed through the caches leaves nothing of the interpreter in them, and checks take 200 us then.
+_CHECKED: dict[tuple, Callable[..., bool] | None] = {}
+
+
+def _per_line(w: Operand) -> bool:
+    """Whether the parts of an MXTensor are what the backend reads."""
+    return not isinstance(w, MXTensor) or (w.axis, w.scale_layout, w.scope) == ("row", "plain", "row")
+
+
+def _bias(name: str, b: Tensor | None, shape: tuple[int, int], like: Tensor) -> Tensor | None:
+    if b is None:
+        return None
+    check_tensor(name, b, 2, FLOATS, like)
+    check_shape(name, b, shape)
+    return b.float().contiguous()
+
+
+def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)  # what need not be converted is not worth a call: decoding counts microseconds
 
 
 def _weight(name: str, w: Operand, recipe: Recipe, backend: str) -> Operand:
@@ -95,4 +125,4 @@ def _weight(name: str, w: Operand, recipe: Recipe, backend: str) -> Operand:
     check_tensor(name, w, 3)
     if recipe.forward in FORMATS:
         return quantize(w, recipe.forward, "row", backend=backend)
-    return w.to(recipe.compute_dtype)
+    return _as(w, recipe.compute_dtype)

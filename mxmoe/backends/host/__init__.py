@@ -1,7 +1,7 @@
 """The fast CPU backend: thin calls into the compiled core (csrc/host)."""
 
 from mxmoe.backends.host.extension import use_isa
-from mxmoe.backends.host.gemm import grouped_mm, grouped_mm_wgrad, moe_decode
+from mxmoe.backends.host.gemm import checked_decode, grouped_mm, grouped_mm_wgrad, moe_decode
 from mxmoe.backends.host.memory import empty, empty_cache, memory_stats
 from mxmoe.backends.host.quantize import decode_int4, dequantize, quantize, swizzle_scales
 from mxmoe.backends.host.route import route, route_backward, sort_by_expert
@@ -21,6 +21,7 @@ SUPPORTS: frozenset[tuple[str, str]] = frozenset(
 
 __all__ = [
     "SUPPORTS",
+    "checked_decode",
     "decode_int4",
     "dequantize",
     "empty",

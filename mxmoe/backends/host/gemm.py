@@ -35,6 +35,19 @@ def moe_decode(x, ids_TK, weights_TK, w13, b13, w2, b2, activation, interleaved,
     )  # fmt: skip
 
 
+def checked_decode(x, ids_TK, weights_TK, w13, b13, w2, b2, formats, activation, interleaved, act_format, out_TD):
+    """A function (x, ids, weights, w13, b13, w2, b2, out) -> bool: moe_decode without another check, for arguments that look like
+    these, w13 and w2 tensors or MXTensors; False, with nothing done, for others. None where these are not dense plain tensors."""
+    a = activation
+    try:
+        call = _C.CheckedDecode(
+            x, ids_TK, weights_TK, w13, b13, w2, b2, out_TD, *formats, a.alpha, a.limit, a.offset, interleaved, act_format
+        )
+    except ValueError:
+        return None
+    return lambda *arguments: call(*arguments, *execution())
+
+
 def readable(operand):
     """The operand with one of its last two strides 1, as the kernel reads it; copied where it is not."""
     values, scales, global_scale, format = operand
