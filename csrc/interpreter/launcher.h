@@ -1,5 +1,5 @@
-// Runs a kernel's launch on a Grid (see cuda/launch.h); afterwards `sites` are the calls that ran, of each launch. With a
-// program, adds it to that instead.
+// Runs a kernel's launch on a Grid (see cuda/launch.h); afterwards `sites` are the calls that ran, of each launch. With
+// a program, adds it to that instead.
 #pragma once
 #include <vector>
 
