@@ -272,6 +272,51 @@ def wgrad_case(format: str, arch: str = "sm_100"):
     return case
 
 
+def decode_operands(tokens: int, top_k: int, width: int, hidden: int, experts: int, format: str, whole: bool, seed: int = 0):
+    """x, ids (some without an expert, the last expert without a token), weights, w13, b13, w2, b2. whole: numbers whose sums are
+    exact in any order, so that the result has one right value."""
+    g = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape):
+        return torch.randint(-2, 3, shape, generator=g).float() if whole else torch.randn(shape, generator=g) / 4
+
+    ids = torch.randint(-1, max(experts - 1, 1), (tokens, top_k), dtype=torch.int32, generator=g)
+    weights = torch.rand(tokens, top_k, generator=g).masked_fill(ids < 0, float("nan"))
+    w13, w2 = (operand(numbers(experts, *shape), format) for shape in ((2 * hidden, width), (width, hidden)))
+    return numbers(tokens, width).bfloat16(), ids, weights, w13, numbers(experts, 2 * hidden), w2, numbers(experts, width)
+
+
+def run_decode(backend: Backend, x, ids, weights, w13, b13, w2, b2, activation, interleaved, dtype) -> Tensor:
+    out = poisoned((len(ids), x.shape[1]), dtype)
+    given = (x, None, None, "bf16"), ids, weights, w13, b13, w2, b2, activation, interleaved, "bf16", QuantizeOptions()
+    backend.run("moe_decode", *given, out)
+    return out
+
+
+def check_decode(tokens: int, top_k: int, width: int, hidden: int, experts: int, format: str, bias=True, dtype=torch.float32,
+                 interleaved=False, exact_only=False):  # fmt: skip
+    """The reference's bytes where every sum is exact: whole numbers, and a steep activation that keeps them whole. Near them
+    elsewhere: another order of the sums, hidden values and outputs in BF16."""
+    for whole, activation in ((True, SwiGLU(1000.0, 4.0, 1.0)), (False, SwiGLU(1.702, 7.0)))[: 1 if exact_only else 2]:
+        case = list(decode_operands(tokens, top_k, width, hidden, experts, format, whole))
+        if not bias:
+            case[4] = case[6] = None
+        got, want = (run_decode(b, *case, activation, interleaved, dtype) for b in (INTERPRETER, REFERENCE))
+        if whole:
+            assert_same_bits(got, want)
+        elif want.numel():
+            torch.testing.assert_close(got, want, rtol=0.0, atol=2**-7 * float(want.abs().max()))
+
+
+def decode_case(format: str):
+    @poisoned_workspaces()
+    def case():
+        check_decode(3, 3, 37, 5, 3, format, exact_only=True)
+        check_decode(1, 4, 32, 32, 1, format, bias=False, dtype=torch.bfloat16, interleaved=True, exact_only=True)
+
+    return case
+
+
 # One or two of each kernel: run under many schedules, and with every mistake made on purpose. A new kernel adds its own here.
 CASES = {
     "quantize": quantize_case,
@@ -289,6 +334,7 @@ CASES = {
     "cluster": cluster_case,
     "route": route_case,
     "sort": sort_case,
+    **{f"moe_decode-{format}": decode_case(format) for format in ("bf16", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")},
     "rows": rows_case,
     "rows_plain": rows_plain_case,
     "swiglu": swiglu_case,

@@ -47,4 +47,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("route", bound(&mxmoe::cuda::run_route<Launcher>));
   m.def("route_backward", bound(&mxmoe::cuda::run_route_backward<Launcher>));
   m.def("sort_by_expert", bound(&mxmoe::cuda::run_sort_by_expert<Launcher>));
+  m.def("moe_decode", bound(&mxmoe::cuda::run_moe_decode<Launcher>));
 }

@@ -120,4 +120,12 @@ template <class L>
 void run_sort_by_expert(L& l, const Tensor& ids, const Tensor& run_counts, const Tensor& counts, const Tensor& offs,
                         const Tensor& permutation, const Tensor& inverse);
 
+// One half of moe_decode. x BF16: of tokens, out BF16 hidden values of slots; or, down: hidden values of slots, out of
+// tokens. Weights (E, O, C) of a format, scales plain, global scales and bias FP32 (E, O) or none.
+template <class L>
+void run_moe_decode(L& l, const Tensor& x, const Tensor& ids, const Tensor& weights, const std::string& format,
+                    const Tensor& values, const Tensor& scales, const Tensor& global, const Tensor& bias,
+                    bool interleaved, float alpha, std::optional<float> limit, float offset, bool down,
+                    const Tensor& out);
+
 }  // namespace mxmoe::cuda

@@ -75,6 +75,7 @@ PYBIND11_MODULE(_interp, m) {
   m.def("route", i::bound(&mxmoe::cuda::run_route<i::Launcher>));
   m.def("route_backward", i::bound(&mxmoe::cuda::run_route_backward<i::Launcher>));
   m.def("sort_by_expert", i::bound(&mxmoe::cuda::run_sort_by_expert<i::Launcher>));
+  m.def("moe_decode", i::bound(&mxmoe::cuda::run_moe_decode<i::Launcher>));
 
   // For tests of the encoders: descriptors as integers. swizzle: 0 none, 1 32, 2 64, 3 128 bytes.
   namespace c = mxmoe::cuda;

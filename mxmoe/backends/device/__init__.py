@@ -13,6 +13,8 @@ from functools import partial
 
 import torch
 
+from mxmoe.backends.device.decode import FORMATS as DECODED
+from mxmoe.backends.device.decode import moe_decode
 from mxmoe.backends.device.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.backends.device.memory import empty
 from mxmoe.backends.device.quantize import quantize
@@ -33,6 +35,7 @@ VERBS = {
     swiglu_backward: HIGH_PRECISION,
     grouped_mm: ("bf16", "fp16", *MX8, "nvfp4"),
     grouped_mm_wgrad: ("bf16", "fp16", *MX8, "nvfp4"),
+    moe_decode: DECODED,
 }  # -> formats, on one architecture at least
 SUPPORTS: frozenset[tuple[str, str]] = frozenset((verb.__name__, format) for verb, formats in VERBS.items() for format in formats)
 
