@@ -15,6 +15,7 @@ EXPECTED = {
     "route_backward<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS", "MUFU.EX2", "MUFU.LG2")),
     "mean_tokens<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS", "ATOM", "RED.")),
     "sort_by_expert<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("ATOM", "RED.")),
+    "moe_decode<": ({"sm_90", "sm_100"}, ("LDG.E.128", "STG.E"), ("ATOM", "RED.", "MUFU.EX2")),
     "permute<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
     "unpermute<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
     "unpermute_backward<NoCopies": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
