@@ -242,7 +242,11 @@ def test_conversions_that_cannot_be_are_refused(tmp_path, capsys):
         convert(source, tmp_path / "out", "fp8_block")
     with pytest.raises(ValueError, match=r"max_shard_bytes must be positive, got 0"):
         convert(source, tmp_path / "out", "bf16", max_shard_bytes=0)
+    with pytest.raises(ValueError, match=r"targets must be a regular expression, got '\('"):
+        convert(source, tmp_path / "out", "bf16", targets="(")
+    (source / "pytorch_model.bin").write_text("weights of another format")
     convert(source, tmp_path / "out", "bf16")
+    assert not (tmp_path / "out" / "pytorch_model.bin").exists()
     with pytest.raises(ValueError, match=r"target must not exist, got"):
         convert(source, tmp_path / "out", "bf16")
     assert main(["convert", str(source), str(tmp_path / "out"), "--to", "bf16"]) == 1
@@ -258,6 +262,17 @@ def test_conversions_that_cannot_be_are_refused(tmp_path, capsys):
     stacked = write(tmp_path / "stacked", [CASES["mxfp4_stacked"]().stored])
     with pytest.raises(ValueError, match=r"cannot be written as nvfp4: it must be a matrix .* got shape \(3, 64, 8\)"):
         convert(stacked, tmp_path / "nv", "nvfp4", targets="experts")
+
+
+def test_two_conversions_do_not_write_the_same_files(tmp_path):
+    source = write(tmp_path / "in", [{EXPERT.format(0): torch.randn(4, 64)}])
+
+    def again(done, total):
+        with pytest.raises(ValueError, match=r"another process is writing .*out.partial"):
+            convert(source, tmp_path / "out", "bf16")
+
+    convert(source, tmp_path / "out", "bf16", progress=again)
+    assert Checkpoint(tmp_path / "out").weights
 
 
 def test_sources_that_change_are_noticed(tmp_path):
@@ -318,6 +333,8 @@ def resize(file, by):
         (lambda s: save_file({"b.weight": torch.ones(4)}, s / SECOND), rf"b.weight is duplicated: in .*{FIRST} and in .*{SECOND}"),
         (lambda s: (s / INDEX).write_text("{"), rf"{INDEX} is damaged"),
         (lambda s: (s / INDEX).write_text("[]"), rf"{INDEX} is damaged"),
+        (lambda s: (s / "config.json").write_text("{"), r"config.json is damaged"),
+        (lambda s: (s / "config.json").write_text("[]"), r"config.json must hold an object, got list"),
     ],
 )
 def test_damage_is_named_with_its_file(change, message, tmp_path):

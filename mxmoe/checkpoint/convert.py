@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from mxmoe.checkpoint.shards import Stored, create, lay_out, read_header, sync_d
 from mxmoe.checks import check_choice
 
 ROUTED_EXPERTS = r"\.experts\.\d+\.\w+_proj\.weight$"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")  # files that are not copied
 RECORD = "conversion.json"  # what the directory is a conversion of; an unfinished one goes on only if that is still so
 
 
@@ -53,8 +56,8 @@ def convert(
     memory at a time. Atomic: `target` appears when all of it is on disk. Resumable: until then it is `target`.partial, whose
     finished files are kept; calling again goes on. progress(bytes of weights read so far, of all).
 
-    ValueError: `target` is there, `target`.partial is of another conversion, a weight has no layout as `to`; and those of
-    `Checkpoint`. OSError: no space, found before a file is begun.
+    ValueError: `target` is there, `target`.partial is of another conversion or another process writes it, a weight has no layout as
+    `to`, `targets` is no regular expression; and those of `Checkpoint`. OSError: no space, found before a file is begun.
     """
     check_choice("to", to, ("bf16", *WRITTEN))
     if max_shard_bytes <= 0:
@@ -62,9 +65,23 @@ def convert(
     source, target = Checkpoint(source), Path(target)
     if target.exists():
         raise ValueError(f"target must not exist, got {target}")
-    plans = [Plan.of(weight, to, re.compile(targets)) for weight in source.weights.values()]
-    partial = _begin(target, source, dict(to=to, targets=targets, max_shard_bytes=max_shard_bytes))
+    try:
+        pattern = re.compile(targets)
+    except re.error as error:
+        raise ValueError(f"targets must be a regular expression, got {targets!r}: {error}") from error
+    plans = [Plan.of(weight, to, pattern) for weight in source.weights.values()]
     shards = _shards(plans, max_shard_bytes)
+    with _partial(target, source, dict(to=to, targets=targets, max_shard_bytes=max_shard_bytes)) as partial:
+        report = _write_all(source, partial, shards, progress)
+        _finish(partial, target, source, shards, to, targets)
+    return report
+
+
+def _write_all(
+    source: Checkpoint, partial: Path, shards: list[list[Plan]], progress: Callable[[int, int], None] | None
+) -> Conversion:
+    """The files that are not there yet."""
+    plans = [plan for shard in shards for plan in shard]
     done, report, total = 0, Conversion(), sum(plan.bytes_read for plan in plans)
     for number, shard in enumerate(shards, 1):
         file = partial / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -73,7 +90,6 @@ def convert(
         done += sum(plan.bytes_read for plan in shard)
         if progress:
             progress(done, total)
-    _finish(partial, target, source, shards, to, targets)
     return report
 
 
@@ -151,22 +167,31 @@ def _shards(plans: list[Plan], limit: int) -> list[list[Plan]]:
     return shards
 
 
-def _begin(target: Path, source: Checkpoint, options: dict) -> Path:
-    """target.partial, new or of the same conversion."""
+@contextmanager
+def _partial(target: Path, source: Checkpoint, options: dict) -> Iterator[Path]:
+    """target.partial, new or of the same conversion, for this process alone."""
     files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in source.files}
     record = json.dumps(dict(source=str(source.path.resolve()), files=files, **options), indent=1, sort_keys=True)
     partial = target.with_name(target.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    kept = partial / RECORD
-    if not kept.exists() and not list(partial.glob("*.safetensors")):
-        temporary = partial / f".{RECORD}.tmp"
-        temporary.write_text(record)
-        os.replace(temporary, kept)
-    if not kept.is_file() or kept.read_text() != record:
-        raise ValueError(
-            f"{partial} holds an unfinished conversion of something else, or with other options: remove it to begin anew"
-        )
-    return partial
+    lock = os.open(partial, os.O_RDONLY)  # a directory can be locked: no file is left behind
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is writing {partial}") from None
+        kept = partial / RECORD
+        if not kept.exists() and not list(partial.glob("*.safetensors")):
+            temporary = partial / f".{RECORD}.tmp"
+            temporary.write_text(record)
+            os.replace(temporary, kept)
+        if not kept.is_file() or kept.read_text() != record:
+            raise ValueError(
+                f"{partial} holds an unfinished conversion of something else, or with other options: remove it to begin anew"
+            )
+        yield partial
+    finally:
+        os.close(lock)
 
 
 def _write(source: Checkpoint, file: Path, shard: list[Plan], report: Conversion, progress: Callable[[int], None]):
@@ -198,7 +223,7 @@ def _finish(partial: Path, target: Path, source: Checkpoint, shards: list[list[P
     (partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     if source.path.is_dir():
         for file in source.path.iterdir():
-            if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX, RECORD, "config.json"):
+            if file.is_file() and file.suffix not in WEIGHTS and file.name not in (INDEX, RECORD, "config.json"):
                 shutil.copy2(file, partial / file.name)
         config = quantized_config(source.config, to, targets)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -50,7 +50,7 @@ class Checkpoint:
         self.files = sorted({t.file for t in tensors.values()})
         self.weights = _weights(tensors)
         config = (self.path if self.path.is_dir() else self.path.parent) / "config.json"
-        self.config = json.loads(config.read_text()) if config.is_file() else {}
+        self.config = _read_config(config)
         _check_config(self.config, config, self.weights)
 
     def __repr__(self) -> str:
@@ -165,6 +165,18 @@ def _weights(tensors: Mapping[str, Stored]) -> dict[str, Weight]:
                 raise ValueError(f"{t} is unexpected: no quantized weight belongs to it")
             weights[name] = Weight(name, "plain", t.shape, {"": t})
     return {name: weights[name] for name in sorted(weights)}
+
+
+def _read_config(file: Path) -> dict:
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold an object, got {type(config).__name__}")
+    return config
 
 
 def _check_config(config: dict, file: Path, weights: Mapping[str, Weight]):
