@@ -149,3 +149,18 @@ def test_a_call_like_one_before_is_checked_no_less(format):
         ops.moe_decode(x, ids.float(), share, *first, **options)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(ops.moe_decode(x, ids, share, *first, **options), FakeTensor)
+
+
+def test_repeated_calls_go_past_the_checks_but_not_past_a_profiler(monkeypatch):
+    x, ids, share = torch.randn(1, D).bfloat16(), torch.zeros(1, 1).int(), torch.ones(1, 1)
+    experts = torch.randn(E, 2 * F, D).bfloat16(), torch.randn(E, D, F).bfloat16()
+
+    def call():
+        return ops.moe_decode(x, ids, share, *experts, recipe="bf16")
+
+    expected = call()
+    with torch.profiler.profile() as profile:
+        assert_same_bits(call(), expected)
+    assert [event.count for event in profile.key_averages() if event.key == "mxmoe::moe_decode"] == [1]
+    monkeypatch.setattr("mxmoe.ops.decode.check_tensor", lambda *_: pytest.fail("checked again"))
+    assert_same_bits(call(), expected)

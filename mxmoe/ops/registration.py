@@ -9,7 +9,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
-from torch.autograd import forward_ad
+from torch.autograd import _profiler_enabled, forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from mxmoe import backends
@@ -52,8 +52,8 @@ def fill_op(schema: str):
 
 
 def unobserved() -> bool:
-    """Whether a verb on plain tensors may go past torch's dispatcher: nobody traces or intercepts ops."""
-    return not is_dynamo_compiling() and _len_torch_dispatch_stack() == 0
+    """Whether a verb on plain tensors may go past torch's dispatcher: nobody traces, intercepts or profiles ops."""
+    return not (is_dynamo_compiling() or _len_torch_dispatch_stack() or _profiler_enabled())
 
 
 def _range(t: Tensor) -> tuple[int, int]:
