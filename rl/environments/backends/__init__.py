@@ -1,0 +1,1 @@
+"""The backends, one module each; `rl.environments.open_backend` loads them by name."""
