@@ -3,7 +3,10 @@
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
 TORCH := torch==2.13.0
+# Its grader is compared with; what the rest of it needs (docker, datasets) is left out.
+SWEBENCH := swebench==5.0.2
 NEEDED := torch numpy safetensors pybind11 pytest xdist pytest_benchmark hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard
+NEEDED += scipy yaml tomli_w
 HAS_ALL = import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))
 RECENT = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
@@ -73,4 +76,5 @@ lint: $(DEV)
 .venv/.dev: .venv/.torch pyproject.toml
 	$(PYTHON) setup.py -q build_ext --inplace
 	$(PYTHON) -m pip install --no-build-isolation $(TORCH) -e '.[dev]'
+	$(PYTHON) -m pip install --no-deps $(SWEBENCH)
 	touch $@ .venv/.training

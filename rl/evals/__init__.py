@@ -1,0 +1,1 @@
+"""Evaluations: suites of tasks run over several passes, and what their scores mean."""

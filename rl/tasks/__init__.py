@@ -1,0 +1,1 @@
+"""Tasks: a work directory, a request, hidden tests, and the rules by which a result is graded."""
