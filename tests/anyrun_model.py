@@ -1,4 +1,4 @@
-"""The scheduler again, slow and obvious: lists of plain objects, every sum made anew, for comparison; and a world of nodes that carry
+"""The scheduler again, slow and obvious (plain objects, every sum made anew), for comparison; and a world of nodes that carry
 decisions out and notice what must never happen."""
 
 import random
@@ -40,8 +40,8 @@ class Env:
 
 
 class Model:
-    """`create`, `started`, `failed`, `stopped`, `destroy`, `report`, `lose`, `tick` with the meaning of the scheduler's, no pools, no
-    forks, no drains, one tenant. `log` holds (kind, name, node) with requests by key and placements by order."""
+    """`create`, `started`, `failed`, `stopped`, `destroy`, `report`, `lose`, `tick` with the meaning of the scheduler's, without
+    pools, forks and drains, for one tenant. `log` holds (kind, name, node) with requests by key and placements by order."""
 
     def __init__(self, config: Config, quota: Quota):
         self.config, self.quota = config, quota
@@ -75,10 +75,10 @@ class Model:
         best, best_room = None, None
         for name, node in self.nodes.items():
             free = self.free(name)
-            if node.rested > now + (config.burst - 1) / config.creates_per_s or any(f < p for f, p in zip(free, env.shape.peak)):
+            if node.rested > now + (config.burst - 1) / config.creates_per_s or not env.shape.peak.fits(free):
                 continue
             room = 0.0
-            for f, p, c in zip(free, env.shape.peak, node.capacity):
+            for f, p, c in zip(free, env.shape.peak, node.capacity, strict=True):
                 room += (f - p) * (1.0 / max(1, c))
             room += 0.0 if env.shape.image in node.images else config.image_cost
             if best is None or room < best_room:
@@ -343,7 +343,7 @@ FUZZ_SHAPES = [
 
 
 def fuzz(events: int, seed: int, nodes: int = 12, every: int = 1000, progress=None) -> World:
-    """Random requests, answers, failures, losses and returns of nodes; checks sums every `every` events; settles; nothing is left."""
+    """Random requests, answers, failures, losses and returns of nodes, sums checked every `every`; nothing may be left."""
     s = Scheduler(Config(queue_s=30, start_s=20, stop_s=5, silence_s=40, lifetime_s=500, remember=5000))
     world = World(s, seed)
     rnd, envs, keys = world.random, [], 0

@@ -16,16 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl.environments.anyrun.nodes import DRAINING, GONE, OPEN, Nodes
+from rl.environments.anyrun.nodes import DRAINING, GONE, Nodes
 from rl.environments.anyrun.shapes import Quota, Resources, Shape
 from rl.environments.anyrun.table import NEVER, QUEUED, RUNNING, STARTING, STATES, STOPPING, Table
 from rl.environments.anyrun.tenants import POOL, Tenant
 
+LATE = {QUEUED: "queue timeout", STARTING: "start timeout", RUNNING: "lease expired"}
+
 
 @dataclass(frozen=True)
 class Config:
-    overcommit: tuple = (4.0, 1.0, 1.0, 1.0)  # promised / capacity, per resource: CPU is shared, memory is not
-    pressure: tuple = (0.95, 0.92, 0.92, 0.90)  # live use / capacity above which nothing more is placed
+    overcommit: tuple[float, ...] = (4.0, 1.0, 1.0, 1.0)  # promised / capacity, per resource: CPU is shared, memory is not
+    pressure: tuple[float, ...] = (0.95, 0.92, 0.92, 0.90)  # live use / capacity above which nothing more is placed
     creates_per_s: float = 100.0  # starts per node
     burst: int = 50  # starts at once per node
     image_cost: float = 0.05  # of a node without the image, in units of a whole node's room
@@ -167,7 +169,7 @@ class Scheduler:
         self.decisions += [Stop(placement, name) for placement in alive]
 
     def report(self, name: str, now: float, live: Resources, alive=None, asked: float | None = None, images=()) -> bool:
-        """What the node uses; `alive`: all placements it runs, as of `asked`, when the question was sent. False: it must join again."""
+        """What the node uses; `alive`: all placements it runs, at a time not before `asked`. False: it must join again."""
         self._advance(now)
         node = self.nodes.number.get(name)
         if node is None:
@@ -176,15 +178,11 @@ class Scheduler:
         self.nodes.report(node, self.now, [*live])
         self.nodes.has(node, images)
         if alive is not None:
-            alive, table = set(alive), self.table
+            alive, table, asked = set(alive), self.table, now if asked is None else asked
             mine = {int(table.placement[slot]): slot for slot in table.on(node)}
             self.decisions += [Stop(placement, name) for placement in sorted(alive - mine.keys())]
             for placement, slot in mine.items():
-                if (
-                    table.state[slot] == RUNNING
-                    and table.since[slot] < (now if asked is None else asked)
-                    and placement not in alive
-                ):
+                if placement not in alive and table.state[slot] == RUNNING and table.since[slot] < asked:
                     self._unplace(slot)
                     self._end(slot, "died")
         return True
@@ -260,9 +258,7 @@ class Scheduler:
             if table.state[slot] == STOPPING:
                 self._stop(slot)
             else:
-                self._end(
-                    slot, {QUEUED: "queue timeout", STARTING: "start timeout", RUNNING: "lease expired"}[int(table.state[slot])]
-                )
+                self._end(slot, LATE[int(table.state[slot])])
         for node, end in list(self.draining.items()):
             left = self.table.on(node)
             if not left:
@@ -437,7 +433,7 @@ class Scheduler:
                 self._end(slot, "node lost")
 
     def _pump(self):
-        """Serves the queues, one placement per tenant in turn. A shape that finds no room is not tried again until the next tick."""
+        """Serves the queues, one placement per tenant in turn. A shape that finds no room is tried again at the next tick only."""
         full: set[int] = set()
         turns = deque(who for who in self.tenants if who.queues)
         turns.rotate(-self.turn)

@@ -55,7 +55,7 @@ class Table:
     def slot(self, env: int) -> int | None:
         """The slot of an id that is still in use."""
         slot = env & ((1 << SLOT_BITS) - 1)
-        return slot if 0 <= env and slot < self.end and self.id[slot] == env else None
+        return slot if env >= 0 and slot < self.end and self.id[slot] == env else None
 
     def due(self, now: float) -> list[int]:
         """Slots whose deadline has passed."""

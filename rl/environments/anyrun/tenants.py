@@ -1,4 +1,4 @@
-"""Tenants: what each uses of its quota, and its waiting requests, one queue per shape so that one that fits nowhere blocks no other."""
+"""Tenants: what each uses of its quota, and its waiting requests: a queue per shape, so that one without room blocks no other."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
