@@ -1,5 +1,6 @@
 """Builds the extensions mxmoe._C (the compiled core), mxmoe._interp (GPU kernels on the CPU) and, where there is nvcc,
-mxmoe._cuda (GPU kernels) with CMake. MXMOE_CUDA=ON | OFF decides otherwise. torch is not looked at while building."""
+mxmoe._cuda (GPU kernels) with CMake, and the program rl/environments/sandboxd. MXMOE_CUDA=ON | OFF decides otherwise. torch is not
+looked at while building."""
 
 import importlib.util
 import os
@@ -95,14 +96,21 @@ class CMakeBuild(build_ext):
         if failed:
             sys.exit("mxmoe: the C++ core did not compile; the compiler's message is above.")
         for name, target in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
             built = next(directory.glob(f"{name}.*"), None)
             if built is None and name == "_cuda":  # no nvcc: a module that is left of another build is stale
                 for stale in (target, ROOT / "mxmoe" / target.name):
                     stale.unlink(missing_ok=True)
                 continue
-            with tempfile.TemporaryDirectory(dir=target.parent) as beside:  # renamed into place: never a half-written module
-                os.replace(shutil.copy(built, beside), target)
+            self.place(built, target)
+        if (program := directory / "sandboxd").exists():  # Linux: the launcher of the sandboxes, an executable beside the modules
+            self.place(program, targets["_C"].parents[1] / "rl" / "environments" / "sandboxd")
+
+    @staticmethod
+    def place(built: Path, target: Path) -> None:
+        """Copy, renamed into place: never a half-written module."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+            os.replace(shutil.copy(built, beside), target)
 
     @staticmethod
     def configure(command: list[str], directory: Path) -> bool:

@@ -7,7 +7,7 @@ import importlib
 
 from rl.environments.sandbox import SandboxBackend
 
-BACKENDS = {"subprocess": "Subprocess"}  # module of rl.environments.backends: its class
+BACKENDS = {"namespaces": "Namespaces", "subprocess": "Subprocess"}  # module of rl.environments.backends: its class
 
 
 def open_backend(name: str = "namespaces", **options) -> SandboxBackend:

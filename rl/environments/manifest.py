@@ -53,3 +53,8 @@ def _entries(directory: int, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _sha256(fd: int) -> bytes:
     with open(fd, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest().encode()
+
+
+def digest_of_stack(image: str, layers: list[str]) -> str:
+    """Of layers (their digests, the uppermost first) on an image."""
+    return hashlib.sha256("\n".join([image, *layers]).encode()).hexdigest()
