@@ -3,12 +3,12 @@
 #pragma once
 #include <cstdint>
 
+#include "layout.h"
+
 namespace mxmoe {
 
 // Host GEMM. A panel is kPanelLines lines of B over block_steps steps of the contraction; a step is one 32-bit word: a
 // pair of BF16 values or one FP32 value.
-constexpr int64_t kPanelLines = 64;
-
 struct HostGemmConfig {
   static constexpr int64_t kFewRows = 8;  // of a group: reading B takes longer than multiplying it
 

@@ -45,4 +45,22 @@ MXMOE_FACT ScalePosition blocked_position(int64_t offset, int64_t num_blocks) {
 static_assert(blocked_offset(33, 2, 3) == 22 && blocked_offset(99, 0, 3) == 60 && blocked_offset(130, 5, 8) == 1569);
 static_assert(blocked_position(1569, 8).line == 130 && blocked_position(1569, 8).block == 5);
 
+// Row copies in panels of 64 lines, for weights that a CPU reads: blocks of 32 elements of all its lines follow each
+// other, in a block 32-bit words of 16 lines at a time. Byte of element k of a line of the panel; two 4-bit elements
+// share one.
+static constexpr int64_t kPanelLines = 64, kPanelBlock = 32;
+MXMOE_FACT int64_t panel_offset(int64_t line, int64_t k, int bits) {
+  int64_t per_word = 32 / bits, element = k % kPanelBlock, row = line % 16;
+  int64_t word = k / kPanelBlock * (kPanelBlock / per_word) + element / per_word;
+  int64_t byte = bits == 4 ? row * 4 + element % 8 / 2 : row / 4 * 16 + element % 4 / 2 * 8 + row % 4 * 2 + element % 2;
+  return word * kPanelLines * 4 + line / 16 * 64 + byte;
+}
+// Of its scale, where a block has one.
+MXMOE_FACT int64_t panel_scale_offset(int64_t line, int64_t block) {
+  return block * kPanelLines + line;
+}
+
+static_assert(panel_offset(0, 2, 8) == 8 && panel_offset(1, 0, 8) == 2 && panel_offset(21, 37, 8) == 2387);
+static_assert(panel_offset(1, 0, 4) == 4 && panel_offset(21, 37, 4) == 1110);
+
 }  // namespace mxmoe

@@ -16,6 +16,7 @@ from mxmoe.ops import (
     route,
     swiglu,
     swizzle_scales,
+    to_panels,
     unpermute,
 )
 from mxmoe.recipes import Recipe, SwiGLU
@@ -50,6 +51,7 @@ __all__ = [
     "save_mxtensors",
     "swiglu",
     "swizzle_scales",
+    "to_panels",
     "unpermute",
     "update_selection_bias_",
 ]

@@ -25,6 +25,7 @@ from mxmoe.experts import (
     make_operand,
 )
 from mxmoe.formats import FORMATS, MXTensor
+from mxmoe.layout import PANEL_LINES
 from mxmoe.ops.registration import LIBRARY, OPS, once_differentiable
 from mxmoe.recipes import RECIPES, SwiGLU
 from mxmoe.routing import Routing
@@ -86,8 +87,8 @@ def take_operand(fields: list[Tensor], format: str, axis: str, shape) -> Operand
 
 def _weight_operands(x, w13, w2, copies, plan: Plan):
     """The prepared copies (forward w13, forward w2, dgrad w13, dgrad w2), None where there is none."""
-    hidden = (copies[0] if w13 is None else w13).shape[-2]
-    experts = (copies[0] if w13 is None else w13).shape[0]
+    first = copies[0] if w13 is None else w13
+    experts, hidden = first.shape[0], first.shape[1] * (PANEL_LINES if first.ndim == 4 else 1)
     shapes = ((experts, hidden, x.shape[1]), (experts, x.shape[1], hidden // 2)) * 2
     fields = list(copies)
     axes = ("row", "row", "column", "column")

@@ -85,6 +85,21 @@ def copy_shapes(shape, fmt: Format, axis: str, num_groups: int | None = None, sc
     return values, scales, (groups,)
 
 
+def panel_shapes(shape, fmt: Format):
+    """The same of a row copy of weights (E, R, L) in panels: R a multiple of 64, L of 32 (docs/layouts.md)."""
+    if not can_panel(shape):
+        raise ValueError(f"panels need a shape (E, R, L) with R a multiple of 64 and L one of 32, got {tuple(shape)}")
+    experts, rows, length = shape
+    panels, block_bytes = rows // layout.PANEL_LINES, layout.PANEL_LINES * layout.PANEL_BLOCK * fmt.bits // 8
+    values = (experts, panels, length // layout.PANEL_BLOCK, block_bytes)
+    return values, (experts, panels, length // fmt.block, layout.PANEL_LINES), (experts, rows) if fmt.has_global_scale else None
+
+
+def can_panel(shape) -> bool:
+    """Whether a row copy of that shape has a form in panels."""
+    return len(shape) == 3 and shape[1] % layout.PANEL_LINES == 0 and shape[2] % layout.PANEL_BLOCK == 0
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class MXTensor:
     """A matrix (R, L), or a stack (B, R, L) of them, in a block-scaled format: one rounded copy of a high-precision tensor.
@@ -107,7 +122,7 @@ class MXTensor:
     """
 
     values: Tensor  # format.values_dtype or uint8; row (.., R, L); column (.., R, L), 4-bit (.., L, R): see copy_shapes
-    scales: Tensor  # format.scales_dtype or uint8; plain (.., lines, blocks); blocked (.., bytes)
+    scales: Tensor  # format.scales_dtype or uint8; plain (.., lines, blocks); blocked (.., bytes); in panels: see panel_shapes
     global_scale: Tensor | None  # FP32 where the format has one: (.., lines) of scope row, (1,) tensor, (groups,) group
     format: str
     axis: str  # "row": blocks along the last axis; "column": along the second to last
@@ -134,6 +149,10 @@ class MXTensor:
             check_tensor("offs", self.offs, 1, (torch.int32,), self.values)
             num_groups = self.offs.shape[0]
         shapes = copy_shapes(self.shape, fmt, self.axis, num_groups, self.scope, self.scale_layout)
+        if getattr(self.values, "ndim", 0) == 4:
+            if (self.axis, self.scope, self.scale_layout, num_groups) != ("row", "row", "plain", None):
+                raise ValueError("panels are of a row copy with scope 'row' and plain scales, made without offs")
+            shapes = panel_shapes(self.shape, fmt)
         dtypes = (fmt.values_dtype, torch.uint8, *((torch.float4_e2m1fn_x2,) if fmt.bits == 4 else ()))
         dtypes = (dtypes, (fmt.scales_dtype, torch.uint8), (torch.float32,))
         for (name, t), shape, allowed in zip(list(self._parts().items())[:3], shapes, dtypes, strict=True):
@@ -143,6 +162,11 @@ class MXTensor:
 
     def _parts(self) -> dict[str, Tensor | None]:
         return {name: getattr(self, name) for name in _PARTS}
+
+    @property
+    def panels(self) -> bool:
+        """Whether values and scales lie in panels of 64 lines: `mxmoe.to_panels`."""
+        return self.values.ndim == 4
 
     @property
     def device(self) -> torch.device:
@@ -158,8 +182,9 @@ class MXTensor:
             return f"MXTensor({', '.join(f'{name}={part!r}' for name, part in self._parts().items())})"
         scope = f", scope {self.scope}" if self.global_scale is not None else ""
         groups = f", {self.offs.shape[0]} groups" if self.offs is not None else ""
+        kept = "panels" if self.panels else f"{self.scale_layout} scales"
         return (
-            f"MXTensor({self.format}, {self.axis}{scope}, shape {tuple(self.shape)}{groups}, {self.scale_layout} scales, "
+            f"MXTensor({self.format}, {self.axis}{scope}, shape {tuple(self.shape)}{groups}, {kept}, "
             f"{self.nbytes} bytes, {self.device})"
         )
 

@@ -17,7 +17,7 @@ from mxmoe import backends, ops
 from mxmoe.autograd import operand_fields, plan_arguments
 from mxmoe.checks import FLOATS, check_choice, check_shape, check_tensor
 from mxmoe.experts import DTYPES, Needs, Operand, Plan, make_operand
-from mxmoe.formats import MXTensor
+from mxmoe.formats import MXTensor, can_panel
 from mxmoe.linear import linear
 from mxmoe.ops.registration import OPS, refuse_forward_mode
 from mxmoe.ops.route import IDS, check_ids
@@ -61,7 +61,8 @@ def prepare_experts(
 ) -> PreparedExperts:
     """Quantize the experts once, for every call until the weights change: pass the result as `prepared=` (or use it for inference).
 
-    w13 (E, G, D), w2 (E, D, F). backward: also the copies that dgrad reads. An optimizer step changes the weights in place; using
+    w13 (E, G, D), w2 (E, D, F). backward: also the copies that dgrad reads; without, those of the forward lie in panels
+    (`mxmoe.to_panels`) where the backend reads such and the shapes allow it. An optimizer step changes the weights in place; using
     stale copies raises ValueError. Raises as `moe_experts`.
     """
     _check_experts(w13, w2, None, None)
@@ -75,9 +76,19 @@ def prepare_experts(
         dgrad = [None, None]
         if backward and r.backward in DTYPES and r.backward == r.forward:
             dgrad = forward
-        elif backward:
+        elif not backward:
+            forward = [_in_panels(o, backend) for o in forward]
+        else:
             dgrad = [make_operand(w, r.backward, "column", None, backend) for w in sources]
     return PreparedExperts(r.name, *forward, *dgrad, sources, (w13._version, w2._version))
+
+
+def _in_panels(o: Operand, backend: str) -> Operand:
+    """A forward copy as its backend reads it best."""
+    if not isinstance(o, MXTensor) or not can_panel(o.shape):
+        return o
+    reads = backends.resolve(backend, o.device.type) in backends.READ_PANELS
+    return ops.to_panels(o, backend=backend) if reads else o
 
 
 def moe_experts(

@@ -1,4 +1,4 @@
-"""Where bytes lie: padded groups and the blocked ("128x4") scale layout. Pure index arithmetic, each with its inverse.
+"""Where bytes lie: padded groups, the blocked ("128x4") scale layout, panels. Pure index arithmetic, each with its inverse.
 
 docs/layouts.md draws them. Group offsets are int32 cumulative ends of length E, on the device of the data.
 """
@@ -6,6 +6,7 @@ docs/layouts.md draws them. Group offsets are int32 cumulative ends of length E,
 import torch
 from torch import Tensor
 
+PANEL_LINES, PANEL_BLOCK = 64, 32  # lines of a panel; elements of its lines that lie together
 GROUP_ALIGNMENT = 128  # rows: each group's contraction length in a column copy, and its lines in a blocked scale matrix
 
 
@@ -59,6 +60,23 @@ def blocked_position(offset, num_blocks):
     tile, byte = offset // 512, offset % 512
     line = tile // tiles_across * 128 + byte % 16 // 4 * 32 + byte // 16
     return line, tile % tiles_across * 4 + byte % 4
+
+
+def in_panels(values: Tensor, bits: int) -> Tensor:
+    """uint8 (E, R, bytes of L elements) -> a view in the order of (E, R / 64, L / 32, bytes of 64 x 32 elements)."""
+    experts, panels = values.shape[0], values.shape[1] // PANEL_LINES
+    if bits == 4:  # words of 8 elements: line, block, word -> block, word, line
+        return values.view(torch.int32).view(experts, panels, PANEL_LINES, -1, 4).permute(0, 1, 3, 4, 2)
+    pairs = values.view(torch.int16).view(experts, panels, PANEL_LINES // 4, 4, -1, 8, 2)
+    return pairs.permute(0, 1, 4, 5, 2, 6, 3)  # four, line, block, word, pair -> block, word, four, pair, line
+
+
+def in_lines(panels: Tensor, bits: int) -> Tensor:
+    """uint8 (E, R / 64, L / 32, bytes of 64 x 32 elements) -> a view in the order of (E, R, bytes of L elements)."""
+    if bits == 4:
+        return panels.view(torch.int32).unflatten(3, (4, PANEL_LINES)).permute(0, 1, 4, 2, 3)
+    pairs = panels.view(torch.int16).unflatten(3, (8, PANEL_LINES // 4, 2, 4))
+    return pairs.permute(0, 1, 4, 6, 2, 3, 5)
 
 
 def dense_strides(shape) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ void zero_rows(const Tensor& out, int64_t first, int threads) {
 
 void run(host::GemmProblem problem, std::vector<host::GemmGroup>& groups, const std::string& isa) {
   problem.groups = groups.data(), problem.num_groups = static_cast<int64_t>(groups.size());
-  if (!MXMOE_DISPATCH(isa, skinny_gemm)(problem)) MXMOE_DISPATCH(isa, grouped_gemm)(problem);
+  if (!MXMOE_DISPATCH(isa, few_rows_gemm)(problem)) MXMOE_DISPATCH(isa, grouped_gemm)(problem);
 }
 
 void grouped_mm_wgrad(Tensor a_values, Tensor a_scales, Tensor a_global, const std::string& a_format, Tensor b_values,

@@ -69,15 +69,20 @@ struct Decode {
 
 void Decode::run(const std::string& isa, int threads) const {
   const int64_t top_k = ids.sizes[1], num_rows = ids.sizes[0] * top_k, experts = up.values.sizes[0];
-  const int64_t hidden = up.values.sizes[1], dim = x.sizes[1];
+  const int64_t hidden = up.num_lines(), dim = x.sizes[1];
   const DType dtype = act_format == "fp32" ? DType::kF32 : DType::kBF16;
   // x's rows, hidden rows, activations and results, each at most twice (quantized), at 4 bytes a value; indices.
   Arena arena(8 * num_rows * (2 * dim + 2 * hidden + 64) + 16 * (num_rows + experts) + 4096);
 
+  const Tensor experts_TK = arena.matrix(DType::kI32, ids.sizes[0], top_k, 4);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const int64_t id = ids.dtype == DType::kI64 ? ids.ptr<int64_t>()[i] : ids.ptr<int32_t>()[i];
+    experts_TK.ptr<int32_t>()[i] = id < 0 || id >= experts ? -1 : static_cast<int32_t>(id);
+  }
   const Tensor counts = arena.vector(DType::kI32, experts, 4), offs = arena.vector(DType::kI32, experts, 4);
   const Tensor permutation = arena.vector(DType::kI32, num_rows, 4);
   const Tensor inverse = arena.matrix(DType::kI32, ids.sizes[0], top_k, 4);
-  host::sort_by_expert(ids.ptr<int32_t>(), num_rows, experts, counts.ptr<int32_t>(), offs.ptr<int32_t>(),
+  host::sort_by_expert(experts_TK.ptr<int32_t>(), num_rows, experts, counts.ptr<int32_t>(), offs.ptr<int32_t>(),
                        permutation.ptr<int32_t>(), inverse.ptr<int32_t>(), threads);
 
   const Tensor rows = arena.matrix(x.dtype, num_rows, dim, size_of(x.dtype));

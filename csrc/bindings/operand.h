@@ -26,7 +26,8 @@ inline int64_t size_of(DType dtype) {
   return kBytes[static_cast<int>(dtype)];
 }
 
-// An operand: (lines, contraction), or (groups, lines, contraction) where each group has lines of its own.
+// An operand: (lines, contraction), or (groups, lines, contraction) where each group has lines of its own; in panels:
+// (groups, panels, blocks of 32 elements, bytes), scales (groups, panels, block scales, 64).
 struct Operand {
   Tensor values, scales, global;
   Element element;
@@ -39,26 +40,25 @@ struct Operand {
     if (element == Element::kF32) element = element_of(v.dtype);
   }
 
-  int line_dim() const { return values.ndim - 2; }
+  bool in_panels() const { return values.ndim == 4; }
+  int line_dim() const { return in_panels() ? 1 : values.ndim - 2; }
+  int64_t num_lines() const { return values.sizes[line_dim()] * (in_panels() ? kPanelLines : 1); }
   bool packed() const { return element == Element::kMxE2M1 || element == Element::kNvE2M1; }
   int64_t block() const { return element == Element::kNvE2M1 ? 16 : 32; }
-  int64_t contraction() const { return values.sizes[line_dim() + 1] * (packed() ? 2 : 1); }
+  int64_t contraction() const { return values.sizes[line_dim() + 1] * (in_panels() ? kPanelBlock : packed() ? 2 : 1); }
 
   host::LineFormat format() const {
     const int64_t bytes = size_of(values.dtype), line = values.strides[line_dim()], k = values.strides[line_dim() + 1];
-    return {element,
-            in_fp32,
-            k != 1 && line == 1,
-            line * bytes,
-            k * bytes,
-            scales ? scales.strides[line_dim()] : 0,
-            global && global.ndim > line_dim() ? global.strides[line_dim()] : 0};
+    const int64_t scale = scales ? scales.strides[line_dim()] : 0;
+    const int64_t global_stride = global && global.ndim > line_dim() ? global.strides[line_dim()] : 0;
+    if (in_panels()) return {element, in_fp32, false, true, line / kPanelLines, 1, scale / kPanelLines, global_stride};
+    return {element, in_fp32, k != 1 && line == 1, false, line * bytes, k * bytes, scale, global_stride};
   }
 
   // The lines of `group` (0 where all groups share them) from `line` on, at element k of the contraction.
   host::Lines lines(int64_t group, int64_t line, int64_t k) const {
     const host::LineFormat f = format();
-    const bool stacked = values.ndim == 3;
+    const bool stacked = values.ndim >= 3;
     int64_t offset = line * f.line_stride + (packed() ? k / 2 : k * f.k_stride);
     if (stacked) offset += group * values.strides[0] * size_of(values.dtype);
     host::Lines l{values.ptr<uint8_t>() + offset, nullptr, nullptr};

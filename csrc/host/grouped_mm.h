@@ -21,6 +21,7 @@ struct LineFormat {
   Element element;
   bool in_fp32;           // how it is multiplied: FP32 and FP16 always, BF16 where the caller wants it
   bool line_major;        // neighbouring lines are neighbours in memory (else neighbours along the contraction are)
+  bool panels;            // quantized, in panels of 64 lines (layout.h), each where its lines would be
   int64_t line_stride;    // from a line to the next
   int64_t k_stride;       // along the contraction; 4-bit values are packed with unit stride
   int64_t scale_stride;   // scales of a line to those of the next; within a line they are contiguous
@@ -60,4 +61,4 @@ struct GemmProblem {
 
 MXMOE_FOR_EACH_ISA(void grouped_gemm(const ::mxmoe::host::GemmProblem& problem);
                    // The same for a few rows per group; false, with nothing done, where only grouped_gemm can do it.
-                   bool skinny_gemm(const ::mxmoe::host::GemmProblem& problem);)
+                   bool few_rows_gemm(const ::mxmoe::host::GemmProblem& problem);)

@@ -57,7 +57,8 @@ would from its output, and that output is None.
 `Operand = (values, scales, global_scale, format)`: values as a (lines, contraction) view (weights (E, O, contraction)), any of the
 last two strides may be 1 (packed 4-bit values always contract along a unit stride); scales (lines, blocks) plain; global_scale
 FP32 expanded to one per line (or (E,) in wgrad); for "fp32", "bf16", "fp16" operands scales and global_scale are None. The format
-says how they are multiplied: values of "fp32" may have 16 bits.
+says how they are multiplied: values of "fp32" may have 16 bits. Weights for a backend of READ_PANELS may lie in panels: values
+(E, O / 64, C / 32, bytes), scales (E, O / 64, C / block, 64), dense (layout.in_panels).
 """
 
 import importlib
@@ -66,6 +67,7 @@ from types import ModuleType
 
 BACKENDS = ("reference", "host", "cuda", "interpreter")
 FAST = {"cpu": "host", "cuda": "cuda"}  # by type of device
+READ_PANELS = ("host",)  # their grouped_mm and moe_decode take weights in panels
 
 
 @cache

@@ -10,7 +10,7 @@ argument. The bits are defined in docs/numerics.md. Verbs are not differentiable
 
 from mxmoe.ops.decode import moe_decode
 from mxmoe.ops.gemm import grouped_mm, grouped_mm_wgrad
-from mxmoe.ops.quantize import dequantize, plain_scales, quantize, swizzle_scales
+from mxmoe.ops.quantize import dequantize, plain_scales, quantize, swizzle_scales, to_panels
 from mxmoe.ops.route import route, route_backward, sort_by_expert
 from mxmoe.ops.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
 
@@ -28,6 +28,7 @@ __all__ = [
     "swiglu",
     "swiglu_backward",
     "swizzle_scales",
+    "to_panels",
     "unpermute",
     "unpermute_backward",
 ]

@@ -68,8 +68,8 @@ def moe_decode(
     check_tensor("weights", weights, 2, (torch.float32,), x)
     check_shape("weights", weights, tuple(ids.shape))
     w13, w2 = (_weight(name, w, r, backend) for name, w in (("w13", w13), ("w2", w2)))
-    (experts, hidden, width), f13 = operand_lines("w13", w13, 3)
-    w2_shape, f2 = operand_lines("w2", w2, 3)
+    (experts, hidden, width), f13 = operand_lines("w13", w13, 3, backend)
+    w2_shape, f2 = operand_lines("w2", w2, 3, backend)
     if x.shape[1] != width:
         raise ValueError(f"x must have w13's {width} columns, got {x.shape[1]}")
     if hidden % 2 or w2_shape != (experts, width, hidden // 2):
@@ -89,7 +89,7 @@ def moe_decode(
         act_format, out, name,
     )  # fmt: skip
     if name == "host" and unobserved():
-        read = (source, ids, weights, w13, biases[0], w2, biases[1])
+        read = (source, given[1], weights, w13, biases[0], w2, biases[1])  # the core takes ids of 64 bits as well
         as_given = all(a is b for a, b in zip(read, given, strict=True)) and all(_per_line(w) for w in (w13, w2))
         check = backends.get(name).checked_decode
         _CHECKED[options] = check(*read, (f13[3], f2[3]), a, interleaved, act_format, out) if as_given else None

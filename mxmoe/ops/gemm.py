@@ -66,7 +66,7 @@ def grouped_mm(
     NotImplementedError.
     """
     (rows, contraction), a_fields = operand_lines("a", a, 2)
-    (num_experts, outputs, b_contraction), b_fields = operand_lines("b", b, 3)
+    (num_experts, outputs, b_contraction), b_fields = operand_lines("b", b, 3, backend)
     if contraction != b_contraction:
         raise ValueError(f"b must contract over a's {contraction} columns, got {b_contraction}")
     offs = check_offs(offs, a_fields[0], num_experts)
@@ -134,13 +134,16 @@ def _default_out_dtype(a: Operand) -> torch.dtype:
     return torch.bfloat16 if isinstance(a, MXTensor) else a.dtype
 
 
-def operand_lines(name: str, t: Operand, ndim: int):
-    """Logical (..., lines, contraction) and the backend's operand fields [values, scales, global_scale, format]."""
+def operand_lines(name: str, t: Operand, ndim: int, backend: str = "auto"):
+    """Logical (..., lines, contraction) and the backend's operand fields [values, scales, global_scale, format]; panels stay such
+    where the backend reads them."""
     if isinstance(t, MXTensor):
         if len(t.shape) != ndim:
             raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(t.shape)}")
         if ndim == 2 and t.axis != "row":
             raise ValueError(f"{name} must be a row copy (blocks along the contraction), got axis {t.axis!r}")
+        if t.panels and backends.resolve(backend, t.device.type) in backends.READ_PANELS:
+            return tuple(t.shape), [t.values.contiguous(), t.scales.contiguous(), t.global_scale, t.format]
         t = plain_scales(t)
         values, shape = t.values, tuple(t.shape)
         if t.axis == "column":

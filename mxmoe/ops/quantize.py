@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mxmoe import backends
+from mxmoe import backends, layout
 from mxmoe.checks import check_choice, check_offs, check_offs_values, check_out, check_tensor
-from mxmoe.formats import FORMATS, HIGH_PRECISION, Format, MXTensor, QuantizeOptions, copy_shapes
+from mxmoe.formats import FORMATS, HIGH_PRECISION, Format, MXTensor, QuantizeOptions, can_panel, copy_shapes, panel_shapes
 from mxmoe.memory import empty
 from mxmoe.ops.registration import OPS, backend_for, fill_op
 
@@ -221,8 +221,40 @@ def swizzle_scales(t: MXTensor, *, backend: str = "auto") -> MXTensor:
 
 
 def plain_scales(t: MXTensor, *, backend: str = "auto") -> MXTensor:
-    """The same copy with plain (line, block) scales; the inverse of `swizzle_scales`."""
+    """The same copy with plain (line, block) scales, its lines apart; the inverse of `swizzle_scales` and of `to_panels`."""
+    if isinstance(t, MXTensor) and t.panels:
+        return _reordered(t, layout.in_lines, copy_shapes(t.shape, FORMATS[t.format], t.axis), backend)
     return _change_layout(t, "plain", backend)
+
+
+def to_panels(t: MXTensor, *, backend: str = "auto") -> MXTensor:
+    """The same weights, for inference on a CPU, in panels of 64 lines (docs/layouts.md): `moe_decode` and `grouped_mm` read each
+    from start to end. t: a row copy (E, R, L), R a multiple of 64, L of 32, with plain scales and scope "row". The inverse is
+    `plain_scales`; other backends read panels through it. Raises TypeError, ValueError (argument, expected, got).
+    """
+    if not isinstance(t, MXTensor):
+        raise TypeError(f"t must be an MXTensor, got {type(t).__name__}")
+    if t.panels:
+        return t
+    if not can_panel(t.shape) or (t.axis, t.scope, t.scale_layout) != ("row", "row", "plain"):
+        raise ValueError(
+            "t must be a row copy (E, R, L) with R a multiple of 64, L one of 32, plain scales and scope 'row' to lie in panels, "
+            f"got {t!r}"
+        )
+    return _reordered(t, layout.in_panels, panel_shapes(t.shape, FORMATS[t.format]), backend)
+
+
+def _reordered(t: MXTensor, values_order, shapes, backend: str) -> MXTensor:
+    """Its values and scales copied to tensors of these shapes in another order."""
+    name = backends.resolve(backend, t.device.type)
+    values, scales = (empty(shape, torch.uint8, t.values, name) for shape in shapes[:2])
+    source = values_order(t.values.view(torch.uint8).contiguous(), FORMATS[t.format].bits)
+    values.view(source.dtype).view(source.shape).copy_(source)
+    lines = t.scales.view(torch.uint8)
+    if not t.panels:
+        lines = lines.unflatten(1, (-1, layout.PANEL_LINES))
+    scales.view(lines.transpose(2, 3).shape).copy_(lines.transpose(2, 3))
+    return replace(t, values=values.view(t.values.dtype), scales=scales.view(t.scales.dtype))
 
 
 def _change_layout(t: MXTensor, scale_layout: str, backend: str) -> MXTensor:

@@ -5,7 +5,7 @@
 
 namespace mxmoe::host::MXMOE_ISA {
 
-constexpr int kPanel = 64;  // lines of a panel
+constexpr int kPanel = kPanelLines;
 
 // Memory that will be read soon, fetched into L2 in the order of its addresses while other work goes on.
 struct Ahead {
@@ -20,6 +20,11 @@ struct Ahead {
     for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
   }
 };
+
+// Memory that a stream reaches later; it may end before.
+MXMOE_INLINE void prefetch_past(const uint8_t* p, int64_t bytes) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes));
+}
 
 struct CodeTables {
   float e4m3[256]{}, e5m2[256]{}, e2m1[16]{};
@@ -92,6 +97,19 @@ MXMOE_INLINE float scale_f32(uint8_t s) {
   return s == 255 ? f32_of(0x7fc00000u) : s == 0 ? f32_of(0x00400000u) : f32_of(uint32_t{s} << 23);
 }
 
+// Bytes of element k of a line, and of its block scale.
+template <Element E>
+MXMOE_INLINE const uint8_t* value_at(const LineFormat& f, const Lines& lines, int64_t line, int64_t k) {
+  if (!f.panels) return at<E>(lines.values + line * f.line_stride, f.k_stride, k);
+  const uint8_t* panel = lines.values + line / kPanel * kPanel * f.line_stride;
+  return panel + panel_offset(line % kPanel, k, is_packed(E) ? 4 : 8);
+}
+template <Element E>
+MXMOE_INLINE const uint8_t* scale_at(const LineFormat& f, const Lines& lines, int64_t line, int64_t block) {
+  if (!f.panels) return lines.scales + line * f.scale_stride + block;
+  return lines.scales + line / kPanel * kPanel * f.scale_stride + panel_scale_offset(line % kPanel, block);
+}
+
 // n elements of one line from k on, with their block scales.
 template <Element E>
 static void decode_f32(const LineFormat& f, const Lines& lines, int64_t line, int64_t k, int64_t n, float* out) {
@@ -105,13 +123,12 @@ static void decode_f32(const LineFormat& f, const Lines& lines, int64_t line, in
       for (int64_t i = k; i < k + n; ++i) *out++ = element_f32<E>(values + i * stride, i);
     }
   } else {
-    const uint8_t* scales = lines.scales + line * f.scale_stride;
     constexpr int kBlock = block_of(E);
     for (int64_t i = k, end; i < k + n; i = end) {
-      const float scale = scale_f32<E>(scales[i / kBlock]);
+      const float scale = scale_f32<E>(*scale_at<E>(f, lines, line, i / kBlock));
       end = (i / kBlock + 1) * kBlock;
       if (end > k + n) end = k + n;
-      for (; i < end; ++i) *out++ = element_f32<E>(at<E>(values, f.k_stride, i), i) * scale;
+      for (; i < end; ++i) *out++ = element_f32<E>(value_at<E>(f, lines, line, i), i) * scale;
     }
   }
 }
@@ -137,6 +154,14 @@ MXMOE_INLINE void for_element(Element e, Body&& body) {
   }
 }
 
+// The same for those that are exact in BF16 with most scales.
+template <typename Body>
+MXMOE_INLINE void for_pair_element(Element e, Body&& body) {
+  for_element(e, [&]<Element E>() {
+    if constexpr (E != Element::kF32 && E != Element::kF16) body.template operator()<E>();
+  });
+}
+
 #if defined(MXMOE_ISA_AVX512)
 
 // Scale bytes with which every element is a normal BF16 number (or zero, Inf, NaN).
@@ -152,10 +177,10 @@ constexpr ScaleRange exact_scales() {
 }
 
 template <Element E>
-static bool block_is_zero(const uint8_t* values, int64_t k_stride, int64_t k, int64_t n) {
+static bool block_is_zero(const LineFormat& f, const Lines& lines, int64_t line, int64_t k, int64_t n) {
   constexpr int kStep = is_packed(E) ? 2 : 1;
   uint8_t any = 0;
-  for (int64_t i = 0; i < n; i += kStep) any |= *at<E>(values, k_stride, k + i) & (is_packed(E) ? 0x77 : 0x7f);
+  for (int64_t i = 0; i < n; i += kStep) any |= *value_at<E>(f, lines, line, k + i) & (is_packed(E) ? 0x77 : 0x7f);
   return any == 0;
 }
 
@@ -179,13 +204,13 @@ static bool is_wide(const LineFormat& f, const Lines& lines, int64_t line0, int 
     const int64_t blocks = (contraction + kBlock - 1) / kBlock;
     const bool dense = f.scale_stride == blocks;
     if (dense && all_within(scales, blocks * num_lines, kExact)) return false;
-    for (int line = 0; line < num_lines; ++line, scales += f.scale_stride) {
-      if (all_within(scales, blocks, kExact)) continue;
+    for (int64_t line = line0; line < line0 + num_lines; ++line, scales += f.scale_stride) {
+      if (!f.panels && all_within(scales, blocks, kExact)) continue;
       for (int64_t i = 0; i < blocks; ++i) {
-        if (all_within(scales + i, 1, kExact)) continue;
+        const uint8_t* scale = scale_at<E>(f, lines, line, i);
+        if (all_within(scale, 1, kExact)) continue;
         const int64_t k = i * kBlock, n = contraction - k < kBlock ? contraction - k : kBlock;
-        const uint8_t* values = lines.values + (line0 + line) * f.line_stride;
-        if ((scales[i] | (is_mx(E) ? 0 : 128)) == 255 || !block_is_zero<E>(values, f.k_stride, k, n)) return true;
+        if ((*scale | (is_mx(E) ? 0 : 128)) == 255 || !block_is_zero<E>(f, lines, line, k, n)) return true;
       }
     }
   }

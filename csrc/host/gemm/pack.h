@@ -224,16 +224,12 @@ struct PairStep {
     return wide;
   }
 
-  template <typename Body>
-  static void for_pair_element(Element e, Body&& body) {
-    for_element(e, [&]<Element E>() {
-      if constexpr (E != Element::kF32 && E != Element::kF16) body.template operator()<E>();
-    });
-  }
-
   static void panel(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t k0, int64_t n,
                     uint32_t* out, Ahead& ahead) {
     for_pair_element(f.element, [&]<Element E>() {
+      if constexpr (is_scaled(E)) {
+        if (f.panels) return pack_from_panel<E>(f, lines, line0, k0, n, out);
+      }
       if constexpr (!is_packed(E)) {
         if (f.line_major) return pack_pairs_from_columns<E>(f, lines, line0, num_lines, k0, n, out);
       }

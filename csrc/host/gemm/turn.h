@@ -86,37 +86,40 @@ MXMOE_INLINE Mask first_bytes(int n) {
   return static_cast<Mask>(n >= kBytes ? ~0ull : n <= 0 ? 0 : (1ull << n) - 1);
 }
 
-// Decodes blocks of 32 elements x 16 lines; it holds 16 block scales of each line, of kGroups groups of 16 lines: block
-// b of group g is block g * kSpan / 32 + b.
+// Decodes parts of a block of 32 elements x 16 lines, with scales of one block each.
+template <Element E>
+struct PartDecoder;
+
+// It holds 16 block scales of each line, of kGroups groups of 16 lines: block b of group g is block g * kSpan / 32 + b.
 template <Element E, int kGroups = 1>
 struct TurnedLines;
 
 template <Element E>
 constexpr int64_t kSpan = 16 * block_of(E);  // elements that 16 scales cover
 
-// 8-bit elements: to BF16 by table, the scale is added to the exponent.
-template <Element E, int kGroups>
-  requires(E == Element::kMxE4M3 || E == Element::kMxE5M2)
-struct TurnedLines<E, kGroups> {
-  CodeBytes table = code_bytes<E>();
-  alignas(64) uint8_t scales[16 * kGroups][16];  // [block][line]
+// Of 64 scale bytes, those of the lines 16 g .. 16 g + 15 as 16 lanes that hold the byte in both halves.
+MXMOE_INLINE __m512i spread_bytes(__m512i x, int g) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i index =
+      _mm512_add_epi32(_mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16)), _mm512_set1_epi32(16 * g | 16 * g << 16));
+  return _mm512_maskz_permutexvar_epi8(0x5555555555555555ull, index, x);
+}
 
-  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(scales[16 * group + 4 * j], turned[j]);
-  }
+// 8-bit elements: to BF16 by table, the scale is added to the exponent.
+template <Element E>
+  requires(E == Element::kMxE4M3 || E == Element::kMxE5M2)
+struct PartDecoder<E> {
+  CodeBytes table = code_bytes<E>();
 
   // A block is 8 parts of 2 steps each.
   static constexpr int kParts = 8, kSteps = 2;
   using Scales = __m512i;
 
-  template <bool kWhole>
-  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[8]) {
-    load_lane_pairs<kWhole>(first, stride, num_lines, first_bytes<__mmask32>(count), parts);
-    turn_words(parts), turn_words(parts + 4);
-    join_lane_pairs(parts);
-  }
-  __attribute__((always_inline)) Scales scales_of(int block, int) const {
-    return _mm512_add_epi16(in_both_halves(scales[block], 7), _mm512_set1_epi16(exponent_of(0)));
+  // Of 64 lines, in groups of 16.
+  __attribute__((always_inline)) void spread(__m512i bytes, Scales scales[4]) const {
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g)
+      scales[g] = _mm512_add_epi16(_mm512_slli_epi16(spread_bytes(bytes, g), 7), _mm512_set1_epi16(exponent_of(0)));
   }
   __attribute__((always_inline)) void decode(__m512i part, Scales exponents, __m512i steps[2]) const {
     bf16_from_lane_codes(table, part, steps[0], steps[1]);
@@ -124,11 +127,31 @@ struct TurnedLines<E, kGroups> {
   }
 };
 
+template <Element E, int kGroups>
+  requires(E == Element::kMxE4M3 || E == Element::kMxE5M2)
+struct TurnedLines<E, kGroups> : PartDecoder<E> {
+  alignas(64) uint8_t scales[16 * kGroups][16];  // [block][line]
+
+  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
+    for (int j = 0; j < 4; ++j) _mm512_store_si512(scales[16 * group + 4 * j], turned[j]);
+  }
+
+  template <bool kWhole>
+  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[8]) {
+    load_lane_pairs<kWhole>(first, stride, num_lines, first_bytes<__mmask32>(count), parts);
+    turn_words(parts), turn_words(parts + 4);
+    join_lane_pairs(parts);
+  }
+  __attribute__((always_inline)) __m512i scales_of(int block, int) const {
+    return _mm512_add_epi16(in_both_halves(scales[block], 7), _mm512_set1_epi16(exponent_of(0)));
+  }
+};
+
 // 4-bit elements: one table has magnitude x significand of the scale, its exponents raised to the largest scale's; what
 // this scale is lower is subtracted with saturation, which leaves zero alone. Signs come last.
-template <Element E, int kGroups>
+template <Element E>
   requires(is_packed(E))
-struct TurnedLines<E, kGroups> {
+struct PartDecoder<E> {
   static constexpr int kTop = E == Element::kNvE2M1 ? 8 : 125;  // exponent of the largest scale
   struct Tables {
     uint16_t product[64]{};                    // [significand of the scale][magnitude]
@@ -150,22 +173,6 @@ struct TurnedLines<E, kGroups> {
     return t;
   }();
   __m512i product[2] = {_mm512_loadu_si512(kTables.product), _mm512_loadu_si512(kTables.product + 32)};
-  alignas(64) uint8_t significands[16 * kGroups][16], below[16 * kGroups][16];  // [block][line]
-
-  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
-    for (int j = 0; j < 4; ++j) {
-      const int block = 16 * group + 4 * j;
-      if constexpr (E == Element::kNvE2M1) {
-        const auto look_up = [&](const uint8_t* table) {
-          return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), turned[j], _mm512_loadu_si512(table + 64));
-        };
-        _mm512_store_si512(significands[block], look_up(kTables.significand));
-        _mm512_store_si512(below[block], look_up(kTables.below));
-      } else {
-        _mm512_store_si512(below[block], _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(127 + kTop)), turned[j]));
-      }
-    }
-  }
 
   // A block is 4 parts of 4 steps each.
   static constexpr int kParts = 4, kSteps = 4;
@@ -173,17 +180,28 @@ struct TurnedLines<E, kGroups> {
     __m512i significand, lower;
   };
 
-  template <bool kWhole>
-  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[4]) {
-    load_lanes<kWhole>(first, stride, num_lines, first_bytes((count + 1) / 2), parts);
-    turn_dwords(parts);
+  // Scale bytes as their places in the tables.
+  struct Places {
+    __m512i significand, below;
+  };
+  MXMOE_INLINE Places places_of(__m512i bytes) {
+    if constexpr (E == Element::kMxE2M1)
+      return {_mm512_setzero_si512(), _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(127 + kTop)), bytes)};
+    const auto look_up = [&](const uint8_t* table) __attribute__((always_inline)) {
+      return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), bytes, _mm512_loadu_si512(table + 64));
+    };
+    return {look_up(kTables.significand), look_up(kTables.below)};
   }
-  __attribute__((always_inline)) Scales scales_of(int block, int part) const {
-    constexpr int kBlocks = 32 / block_of(E);
-    const int scale = block * kBlocks + part * kBlocks / 4;
-    Scales s{_mm512_setzero_si512(), in_both_halves(below[scale], 7)};
-    if constexpr (E == Element::kNvE2M1) s.significand = in_both_halves(significands[scale], 3);
-    return s;
+
+  // Of 64 lines, in groups of 16.
+  __attribute__((always_inline)) void spread(__m512i bytes, Scales scales[4]) const {
+    const Places places = places_of(bytes);
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+      scales[g].lower = _mm512_slli_epi16(spread_bytes(places.below, g), 7);
+      scales[g].significand =
+          E == Element::kMxE2M1 ? places.significand : _mm512_slli_epi16(spread_bytes(places.significand, g), 3);
+    }
   }
   __attribute__((always_inline)) void decode(__m512i part, Scales scale, __m512i steps[4]) const {
     const __m512i low_bits = _mm512_set1_epi16(7), sign_bit = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
@@ -200,6 +218,34 @@ struct TurnedLines<E, kGroups> {
       __m512i x = _mm512_subs_epu16(_mm512_permutex2var_epi16(product[0], index, product[1]), scale.lower);
       steps[t] = _mm512_ternarylogic_epi32(x, codes, sign_bit, 0xf8);  // x | (codes & sign)
     }
+  }
+};
+
+template <Element E, int kGroups>
+  requires(is_packed(E))
+struct TurnedLines<E, kGroups> : PartDecoder<E> {
+  using typename PartDecoder<E>::Scales;
+  alignas(64) uint8_t significands[16 * kGroups][16], below[16 * kGroups][16];  // [block][line]
+
+  __attribute__((always_inline)) void set_scales(int group, const __m512i turned[4]) {
+    for (int j = 0; j < 4; ++j) {
+      const auto places = this->places_of(turned[j]);
+      if (E == Element::kNvE2M1) _mm512_store_si512(significands[16 * group + 4 * j], places.significand);
+      _mm512_store_si512(below[16 * group + 4 * j], places.below);
+    }
+  }
+
+  template <bool kWhole>
+  MXMOE_INLINE void load(const uint8_t* first, int64_t stride, int num_lines, int count, __m512i parts[4]) {
+    load_lanes<kWhole>(first, stride, num_lines, first_bytes((count + 1) / 2), parts);
+    turn_dwords(parts);
+  }
+  __attribute__((always_inline)) Scales scales_of(int block, int part) const {
+    constexpr int kBlocks = 32 / block_of(E);
+    const int scale = block * kBlocks + part * kBlocks / 4;
+    Scales s{_mm512_setzero_si512(), in_both_halves(below[scale], 7)};
+    if constexpr (E == Element::kNvE2M1) s.significand = in_both_halves(significands[scale], 3);
+    return s;
   }
 };
 
@@ -257,6 +303,52 @@ static void pack_turned_lines(const LineFormat& f, const Lines& lines, int64_t l
       }
     }
   }
+}
+
+// A panel (layout.h) as it is read, from start to end, some KiB ahead: multiply(step, vectors of the 4 groups of 16
+// lines), steps ascending, and see(scale bytes of a block).
+template <Element E, class Multiply, class See>
+__attribute__((always_inline)) static inline void read_panel(const uint8_t* values, const uint8_t* scales,
+                                                             int64_t contraction, Multiply&& multiply, See&& see) {
+  using Decoder = PartDecoder<E>;
+  constexpr int kGroups = kPanel / 16, kSteps = Decoder::kSteps, kParts = Decoder::kParts * block_of(E) / 32;
+  constexpr int64_t kAhead = 4096, kScalesAhead = 1024;
+  const Decoder decoder;
+  int64_t step = 0;
+  for (int64_t k = 0; k < contraction; k += block_of(E), scales += kPanel) {
+    typename Decoder::Scales scale[kGroups];
+    const __m512i bytes = _mm512_loadu_si512(scales);
+    prefetch_past(scales, kScalesAhead);
+    see(bytes);
+    decoder.spread(bytes, scale);
+#pragma GCC unroll 8
+    for (int j = 0; j < kParts; ++j, values += 64 * kGroups, step += kSteps) {
+      __m512i steps[kGroups][kSteps];
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) {
+        prefetch_past(values + 64 * g, kAhead);
+        decoder.decode(_mm512_loadu_si512(values + 64 * g), scale[g], steps[g]);
+      }
+#pragma GCC unroll 4
+      for (int s = 0; s < kSteps; ++s) {
+        const __m512i b[kGroups] = {steps[0][s], steps[1][s], steps[2][s], steps[3][s]};
+        multiply(step + s, b);
+      }
+    }
+  }
+}
+
+// Panel of steps from one in memory.
+template <Element E>
+static void pack_from_panel(const LineFormat& f, const Lines& lines, int64_t line0, int64_t k0, int64_t n,
+                            uint32_t* out) {
+  const auto store = [&](int64_t step, const __m512i* b) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kPanel / 16; ++g) _mm512_store_si512(out + step * kPanel + 16 * g, b[g]);
+  };
+  read_panel<E>(lines.values + line0 * f.line_stride + panel_offset(0, k0, is_packed(E) ? 4 : 8),
+                lines.scales + line0 * f.scale_stride + panel_scale_offset(0, k0 / block_of(E)), n, store,
+                [](__m512i) {});
 }
 
 }  // namespace mxmoe::host::MXMOE_ISA
