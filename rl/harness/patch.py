@@ -1,0 +1,157 @@
+"""Unified diffs: parsed, and applied as a whole or not at all.
+
+Models count lines badly: a hunk is put where its context stands, nearest to where it says. Trailing white space and the kind of
+line end of a patch need not be the file's; the file's are kept.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Hunk:
+    start: int  # line of the old file, from 1, as the patch says
+    old: list[str] = field(default_factory=list)  # lines without their ends
+    new: list[str] = field(default_factory=list)
+    kept: list[int | None] = field(default_factory=list)  # of each new line: its index in `old`, None: added
+    bare_end: bool = False  # the new file's last line has no line end
+    ends_old: bool = False  # the hunk's last line belongs to the old file only
+
+
+@dataclass
+class Change:
+    """What a patch does to one file; None for a side that is not there."""
+
+    old: str | None
+    new: str | None
+    hunks: list[Hunk] = field(default_factory=list)
+    line_end: str = "\n"  # of the patch itself: what a file without any takes
+
+
+def line_end(text: str) -> str:
+    """The kind of line end that most lines have; LF for none."""
+    crlf = text.count("\r\n")
+    return "\r\n" if crlf > text.count("\n") - crlf else "\n"
+
+
+def meant_line_end(patch: str) -> str:
+    """CRLF where only the lines that a patch adds have it; a patch that is CRLF throughout was just sent so."""
+    added = [line for line in patch.split("\n") if line.startswith("+")]
+    headers = [line for line in added if line.startswith("+++ ")]
+    crlf = [line for line in added if line.endswith("\r")]
+    return "\r\n" if len(crlf) == len(added) - len(headers) and not set(crlf) & set(headers) and crlf else "\n"
+
+
+def name_of(header: str) -> str | None:
+    name = header.split("\t")[0].strip().strip('"')
+    if name == "/dev/null":
+        return None
+    name = re.sub(r"^[ab]/", "", name)
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"expected a path inside the work directory, got {name!r}")
+    return name
+
+
+def parse(patch: str) -> list[Change]:
+    """The changes of a unified diff, file by file. Raises ValueError for what is none."""
+    changes: list[Change] = []
+    lines = iter([line.removesuffix("\r") for line in patch.removesuffix("\n").split("\n")])
+    end = meant_line_end(patch)
+    rename_from = None
+    for line in lines:
+        if line.startswith("rename from "):
+            rename_from = name_of(line.removeprefix("rename from "))
+        elif line.startswith("rename to "):
+            changes.append(Change(rename_from, name_of(line.removeprefix("rename to ")), line_end=end))
+        elif line.startswith(("GIT binary patch", "Binary files ")):
+            raise ValueError("expected a patch of text files, got a binary one")
+        elif line.startswith("--- "):
+            header = next(lines, "")
+            if not header.startswith("+++ "):
+                raise ValueError(f"expected '+++ file' after {line[:60]!r}, got {header[:60]!r}")
+            old, new = name_of(line[4:]), name_of(header[4:])
+            if old is None and new is None:
+                raise ValueError("expected a file on one side, got /dev/null on both")
+            if not (changes and (changes[-1].old, changes[-1].new) == (old, new) and not changes[-1].hunks):
+                changes.append(Change(old, new, line_end=end))
+        elif line.startswith("@@"):
+            if not changes:
+                raise ValueError("expected '--- file' and '+++ file' before the first @@")
+            changes[-1].hunks.append(hunk(line, lines))
+        elif line.startswith("\\") and changes and changes[-1].hunks:
+            last = changes[-1].hunks[-1]
+            last.bare_end = last.bare_end or not last.ends_old
+    if not changes:
+        raise ValueError("expected a unified diff ('--- file', '+++ file', '@@ ... @@'), got none")
+    for change in changes:
+        if not change.hunks and change.old == change.new:
+            raise ValueError(f"expected a hunk (@@ ... @@) for {change.new}, got none")
+    return changes
+
+
+def hunk(header: str, lines: Iterator[str]) -> Hunk:
+    """One hunk; its header's counts say where it ends."""
+    counts = re.match(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", header)
+    if not counts:
+        raise ValueError(f"expected '@@ -line,count +line,count @@', got {header[:60]!r}")
+    wanted_old, wanted_new = int(counts[2] or 1), int(counts[4] or 1)
+    found = Hunk(int(counts[1]))
+    while len(found.old) < wanted_old or len(found.new) < wanted_new:
+        line = next(lines, None)
+        if line is None:
+            raise ValueError(
+                f"{header}: expected {wanted_old} old and {wanted_new} new lines, got {len(found.old)} and {len(found.new)}"
+            )
+        sign, text = line[:1] or " ", line[1:]  # an empty line is a context line whose space was cut
+        if sign in " -":
+            found.old.append(text)
+        if sign in " +":
+            found.kept.append(len(found.old) - 1 if sign == " " else None)
+            found.new.append(text)
+        if sign == "\\":  # of the line before: an old one, for new ones of a whole hunk would come after it
+            found.bare_end = not found.ends_old
+            continue
+        if sign not in " +-":
+            raise ValueError(f"{header}: expected lines that begin with ' ', '+' or '-', got {line[:60]!r}")
+        found.ends_old = sign == "-"
+    return found
+
+
+def place(lines: list[str], hunk: Hunk, offset: int, first: int) -> int:
+    """The line, from 0, where a hunk's old lines stand, nearest to where it says and not before `first`."""
+    wanted = max(hunk.start - 1 + offset, first) if hunk.old else min(max(hunk.start + offset, first), len(lines))
+    if not hunk.old:
+        return wanted
+    last = len(lines) - len(hunk.old)
+    for tidy in (str, str.rstrip):
+        old = [tidy(line) for line in hunk.old]
+        for at in sorted(range(first, last + 1), key=lambda at: abs(at - wanted)):
+            if [tidy(line) for line in lines[at : at + len(old)]] == old:
+                return at
+    missing = next((line for line in hunk.old if line.strip()), "")
+    raise ValueError(f"the lines of the hunk at line {hunk.start} do not stand there; they begin with {missing.strip()[:80]!r}")
+
+
+def applied(text: str, change: Change) -> str:
+    """The new text of a file. Raises ValueError where a hunk does not fit."""
+    end = line_end(text) if "\n" in text else change.line_end
+    parts = re.split(r"(\r?\n)", text)
+    lines, ends = parts[::2], [*parts[1::2], ""]
+    if lines[-1] == "":
+        lines, ends = lines[:-1], ends[:-1]
+    out: list[str] = []
+    done = offset = 0
+    for hunk in change.hunks:
+        at = place(lines, hunk, offset, done)
+        offset = at - (hunk.start - 1) if hunk.old else offset
+        out += [line + e for line, e in zip(lines[done:at], ends[done:at], strict=True)]
+        for line, kept in zip(hunk.new, hunk.kept, strict=True):
+            out.append(line + end if kept is None else lines[at + kept] + ends[at + kept])
+        if hunk.bare_end and out:
+            out[-1] = out[-1].removesuffix("\n").removesuffix("\r")
+        done = at + len(hunk.old)
+    out += [line + e for line, e in zip(lines[done:], ends[done:], strict=True)]
+    # only the last line may be without an end
+    out[:-1] = [line if line.endswith("\n") else line + end for line in out[:-1]]
+    return "".join(out)
