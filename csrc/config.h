@@ -16,14 +16,16 @@ struct HostGemmConfig {
   int64_t block_panels;  // packed together: short contractions, so that rows of the output are written in long pieces
   int64_t chunk_rows;    // rows of A that one task multiplies with its panels
   int64_t run_panels;    // panels of one task
+  bool swapped;          // a chunk of A becomes lanes of vectors: it fills them and stays in half of L2
 };
 
 // For a group of `rows` x `outputs` with `steps`, in a problem whose tasks should not exceed `task_work` (rows x panels
-// x steps): a panel takes at most half of L2, panels packed together a quarter. Few
-// rows: long runs, because the first panel of a run may not have been fetched.
-constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t outputs, int64_t steps,
-                                     int64_t task_work) {
-  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16, kFewRowsRun = 8;
+// x steps): a panel takes at most half of L2, panels packed together a quarter. Few rows: long runs, because the first
+// panel of a run may not have been fetched. may_swap: B must be decoded.
+constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t outputs, int64_t steps, int64_t task_work,
+                                     bool may_swap) {
+  constexpr int64_t kMaxRows = 1024, kMinRows = 96, kMaxPanels = 16, kFewRowsRun = 8, kLanes = 16, kMaxIdle = 8,
+                    kManyRows = 128;
   const bool few_rows = rows <= HostGemmConfig::kFewRows;
   const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -32,14 +34,22 @@ constexpr HostGemmConfig pick_config(int64_t l2_bytes, int64_t rows, int64_t out
   c.block_steps = clamp(c.block_steps, 128, 1 << 20);
   steps = clamp(steps, 1, 1 << 30);
   c.block_panels = clamp(c.block_steps / 2 / steps, 1, kMaxPanels);
-  const int64_t chunks = ceil_div(rows, clamp(task_work / steps, kMinRows, kMaxRows));
+  const int64_t most = l2_bytes / 2 / (4 * steps) / kPanelLines * kPanelLines;
+  const int64_t idle = ceil_div(rows, kLanes) * kLanes - rows;
+  c.swapped =
+      may_swap && rows > 2 * kLanes && (rows <= most || most >= kManyRows) && (rows >= kManyRows || idle <= kMaxIdle);
+  const int64_t chunks = ceil_div(rows, c.swapped ? most : clamp(task_work / steps, kMinRows, kMaxRows));
   c.chunk_rows = chunks ? ceil_div(rows, chunks) : 1;
-  c.run_panels = clamp(task_work / (c.chunk_rows * steps), few_rows ? kFewRowsRun : 1, ceil_div(outputs, kPanelLines));
+  if (c.swapped) c.chunk_rows = ceil_div(c.chunk_rows, kLanes) * kLanes;
+  const int64_t panels = ceil_div(outputs, kPanelLines);
+  c.run_panels = clamp(task_work / (c.chunk_rows * steps), few_rows ? kFewRowsRun : 1, panels);
+  c.run_panels = ceil_div(panels, ceil_div(panels, c.run_panels));  // alike
   c.run_panels = ceil_div(c.run_panels, c.block_panels) * c.block_panels;
   return c;
 }
 
-static_assert(pick_config(1 << 20, 512, 2048, 512, 1 << 20).block_steps == 2048);
+static_assert(pick_config(1 << 20, 512, 2048, 512, 1 << 20, false).block_steps == 2048);
+static_assert(pick_config(1 << 20, 512, 2048, 512, 1 << 20, true).chunk_rows == 256);
 
 // Whether a host kernel writes an output past the caches: one that they cannot hold until it is read again.
 constexpr bool bypasses_cache(int64_t bytes) {

@@ -1,8 +1,9 @@
 // grouped_mm and grouped_mm_wgrad. Phase 1 packs A once, unless the tasks of phase 2 do. Phase 2 hands out (group,
 // chunk of rows, run of panels): pack a panel (several where they are short) into L2, multiply the chunk with it tile
 // by tile while the next one is fetched, finish each tile while it is in L1. Contractions longer than a panel's block
-// keep their accumulators between blocks.
+// keep their accumulators between blocks. Chunks whose rows fill panels swap the operands: see gemm/swapped.h.
 #include "config.h"
+#include "host/gemm/swapped.h"
 #include "host/gemm/tile.h"
 #include "host/threads.h"
 
@@ -30,18 +31,19 @@ struct PackedRows {
   int64_t row_stride;    // bytes; of rows
   int64_t panel_stride;  // bytes; of panels, 0: rows
   int64_t first_row;
+  int64_t panel_rows = kPanel;
 
   const uint8_t* row(int64_t r, int64_t step) const {
     if (!panel_stride) return base + r * row_stride + step * 4;
     r -= first_row;
-    return base + r / kPanel * panel_stride + (step * kPanel + r % kPanel) * 4;
+    return base + r / panel_rows * panel_stride + (step * kPanel + r % panel_rows) * 4;
   }
 };
 
 struct ThreadScratch {
   uint32_t* panels;  // block_panels x (steps, 64)
-  float* acc;        // (chunk_rows, 64)
-  uint32_t* rows;    // (kTileRows, block_steps): FP32 rows decoded on the fly
+  float* acc;        // (chunk_rows, 64); swapped: see finish_panel
+  uint32_t* rows;    // (kTileRows, block_steps): FP32 rows decoded on the fly; swapped: lines of B
   int32_t* list;     // (chunk_rows,): row indices
   uint32_t* a;       // chunk_rows / 64 x (steps, 64): panels of A that are not packed before
 };
@@ -63,8 +65,16 @@ class Gemm {
   int64_t out_size() const { return p_.out_dtype == DType::kF32 ? 4 : 2; }
   bool a_in_panels() const { return p_.a.line_major; }
   // Panels of A of a short contraction are packed by the task that multiplies them with several panels of B: they do
-  // not leave L2.
-  bool packs_late(const HostGemmConfig& c) const { return a_in_panels() && c.block_panels >= kLatePanels; }
+  // not leave L2. So are those of swapped operands.
+  bool packs_late(const HostGemmConfig& c) const {
+    return (a_in_panels() && c.block_panels >= kLatePanels) || swaps(c);
+  }
+  static bool swaps(const HostGemmConfig& c) { return Step::kSwaps && c.swapped; }
+  // Of A's vectors in each panel of a swapped chunk: panels alike.
+  static int64_t vectors_of(int64_t rows) {
+    const int64_t vectors = ceil_div(rows, kLanes);
+    return ceil_div(vectors, ceil_div(vectors, kPanelVectors));
+  }
   static int64_t steps_of(const GemmGroup& g) { return ceil_div(g.contraction, Step::kPerStep); }
   // Words; one cache line more than a multiple of 64 bytes, so that rows do not share their cache sets.
   static int64_t packed_row_words(const GemmGroup& g) { return round_up(steps_of(g), 16) + 16; }
@@ -80,12 +90,17 @@ class Gemm {
       out_bytes += g.rows * p_.outputs * out_size();
     }
     stream_ = aligned && !p_.accumulate && bypasses_cache(out_bytes);
+    // BF16 lines gain where groups are alike, and not where they are not.
+    const bool may_swap = Step::kSwaps && is_scaled(p_.b.element) && !p_.b.line_major && !p_.accumulate;
+    int64_t left = work;
     for (int64_t e = 0; e < p_.num_groups; ++e) {
       GemmGroup& g = p_.groups[e];
-      g.config = pick_config(p_.l2_bytes, g.rows, p_.outputs, steps_of(g), work / (p_.num_threads * kTasksPerThread));
+      const int64_t task_work = smaller(work / kTasksPerThread, left / kLastTasks) / p_.num_threads;
+      g.config = pick_config(p_.l2_bytes, g.rows, p_.outputs, steps_of(g), task_work, may_swap);
+      left -= g.rows * panels_ * steps_of(g);
       g.first_row = num_rows_, g.packed_bytes = packed_bytes_, g.first_pack = num_packs_, g.first_task = num_tasks_;
       const bool late = packs_late(g.config);
-      if (late) {
+      if (late && !swaps(g.config)) {
         const int64_t most = larger(p_.l2_bytes / 4 / (kPanel * 4) / larger(steps_of(g), 1), 1) * kPanel;
         g.config.chunk_rows = smaller(round_up(g.config.chunk_rows, kPanel), most);
       }
@@ -108,16 +123,17 @@ class Gemm {
     return p_.groups[low];
   }
 
-  PackedRows packed(const GemmGroup& g, int64_t row0, int rows, const ThreadScratch& s) const {
-    if (a_in_place_) return {g.a.values, p_.a.line_stride, 0, 0};
+  // ahead: what the task reads after it.
+  PackedRows packed(const GemmGroup& g, int64_t row0, int rows, const ThreadScratch& s, Ahead ahead) const {
     if (packs_late(g.config)) {
       const int64_t panel_words = steps_of(g) * kPanel;
-      Ahead none;
-      for (int64_t r = 0; r < rows; r += kPanel)
-        Step::panel(p_.a, g.a, row0 + r, static_cast<int>(smaller(kPanel, rows - r)), 0, g.contraction,
-                    s.a + r / kPanel * panel_words, none);
-      return {reinterpret_cast<uint8_t*>(s.a), 0, panel_words * 4, row0};
+      const int64_t panel_rows = swaps(g.config) ? vectors_of(rows) * kLanes : kPanel;
+      for (int64_t r = 0; r < rows; r += panel_rows)
+        Step::panel(p_.a, g.a, row0 + r, static_cast<int>(smaller(panel_rows, rows - r)), 0, g.contraction,
+                    s.a + r / panel_rows * panel_words, ahead);
+      return {reinterpret_cast<uint8_t*>(s.a), 0, panel_words * 4, row0, panel_rows};
     }
+    if (a_in_place_) return {g.a.values, p_.a.line_stride, 0, 0};
     const uint8_t* base = packed_ + g.packed_bytes;
     return a_in_panels() ? PackedRows{base, 0, steps_of(g) * kPanel * 4, 0}
                          : PackedRows{base, packed_row_words(g) * 4, 0, 0};
@@ -141,9 +157,11 @@ class Gemm {
 
   ThreadScratch scratch(const GemmGroup& g) const {
     const HostGemmConfig& c = g.config;
-    const int64_t panel_bytes = c.block_steps * kPanel * 4, acc_bytes = c.chunk_rows * kPanel * 4;
-    const int64_t row_bytes = kTileRows * c.block_steps * 4, list_bytes = round_up(4 * c.chunk_rows, 64);
-    const int64_t a_bytes = packs_late(c) ? c.chunk_rows * steps_of(g) * 4 : 0;
+    const int64_t chunk_rows = round_up(c.chunk_rows, kPanel);
+    const int64_t panel_bytes = c.block_steps * kPanel * 4, acc_bytes = chunk_rows * kPanel * 4;
+    const int64_t row_bytes = larger(kTileRows * c.block_steps, Step::kSwaps ? 2 * kLineBuffer : 0) * 4,
+                  list_bytes = 4 * chunk_rows;
+    const int64_t a_bytes = packs_late(c) ? chunk_rows * steps_of(g) * 4 : 0;
     auto* base = static_cast<uint8_t*>(
         workspace(WorkspaceSlot::kThread, panel_bytes + acc_bytes + row_bytes + list_bytes + a_bytes));
     return {reinterpret_cast<uint32_t*>(base), reinterpret_cast<float*>(base + panel_bytes),
@@ -182,7 +200,7 @@ class Gemm {
     const int64_t end = smaller(begin + c.run_panels, panels_);
     const int rows = static_cast<int>(smaller(c.chunk_rows, g.rows - row0));
     const ThreadScratch s = scratch(g);
-    const PackedRows a = packed(g, row0, rows, s);
+    const PackedRows a = packed(g, row0, rows, s, source(g, begin, 1));
     const bool late = packs_late(c);
 
     int narrow = 0, listed = rows;  // wide rows at the end of the list
@@ -193,6 +211,18 @@ class Gemm {
     }
     for (int64_t panel = begin, count; panel < end; panel += count) {
       const bool wide = panel_is_wide(g, panel);
+#if defined(MXMOE_ISA_AVX512)
+      if constexpr (Step::kSwaps) {
+        if (swaps(c) && narrow == rows && !wide && (panel + 1) * kPanel <= p_.outputs) {
+          const int64_t last = smaller(end, p_.outputs / kPanel);
+          for (count = 1; panel + count < last && !panel_is_wide(g, panel + count);) ++count;
+          Step::for_pair_element(p_.b.element, [&]<Element E>() {
+            if constexpr (is_scaled(E)) multiply_swapped<E>(g, rows, row0, panel, count, s);
+          });
+          continue;
+        }
+      }
+#endif
       for (count = 1; count < smaller(c.block_panels, end - panel) && panel_is_wide(g, panel + count) == wide;) ++count;
       // After the run: what this thread is likely to take next.
       const int64_t next = panel + count < end ? panel + count : end + (p_.num_threads - 1) * c.run_panels;
@@ -246,6 +276,64 @@ class Gemm {
     } while (done < steps_total);
   }
 
+#if defined(MXMOE_ISA_AVX512)
+  // All rows of a chunk, in panels, times whole panels of B, by items: a tile of B's lines over a piece of the
+  // contraction. While one is multiplied the next is decoded.
+  template <Element E>
+  void multiply_swapped(const GemmGroup& g, int rows, int64_t row0, int64_t first, int64_t count,
+                        const ThreadScratch& s) const {
+    const int64_t steps_total = steps_of(g), panel_rows = vectors_of(rows) * kLanes,
+                  panels = ceil_div(rows, panel_rows);
+    const int64_t pieces = ceil_div(steps_total, kLineSteps), items = kLineTiles * pieces;  // of a panel of B
+    struct Item {
+      int64_t panel, line, num_lines, step;
+      uint32_t* decoded;
+    };
+    const auto item_at = [&](int64_t i) -> Item {
+      const int64_t tile = i % items / pieces, line = kPanel * tile / kLineTiles;
+      return {first + i / items, line, kPanel * (tile + 1) / kLineTiles - line, i % pieces * kLineSteps,
+              s.rows + i % 2 * kLineBuffer};
+    };
+    LineDecoder<E> decoder;
+    const auto begin = [&](const Item& item) {
+      const int64_t k0 = item.step * Step::kPerStep;
+      decoder.begin(p_.b, g.b, item.panel * kPanel + item.line, static_cast<int>(item.num_lines), k0,
+                    smaller(kLineSteps * Step::kPerStep, g.contraction - k0), item.decoded, kLineWords);
+    };
+    begin(item_at(0));
+    decoder.finish();
+    Ahead ahead;
+    for (int64_t i = 0; i < count * items; ++i) {
+      const Item item = item_at(i);
+      if (i % items == 0) {
+        ahead = source(g, item.panel + 1, 1);
+        ahead.spread(kLineTiles * panels * steps_total);
+      }
+      if (i + 1 < count * items) begin(item_at(i + 1));
+      const int64_t steps = smaller(kLineSteps, steps_total - item.step);
+      const int64_t pace = larger(steps * panels / larger(decoder.left(), 1), 1);
+      for (int64_t q = 0; q < panels; ++q) {
+        const int64_t vectors = ceil_div(smaller(panel_rows, rows - q * panel_rows), kLanes);
+        multiply_lines(static_cast<int>(item.num_lines), static_cast<int>(vectors), item.decoded,
+                       s.a + (q * steps_total + item.step) * kPanel, steps, s.acc + (q * kPanel + item.line) * kPanel,
+                       item.step > 0, ahead, decoder, pace);
+      }
+      decoder.finish();
+      if ((i + 1) % items == 0) finish_panel(g, row0, rows, panel_rows, item.panel, s.acc);
+    }
+  }
+
+  // acc: (panels of A, 64 columns, 64 rows).
+  void finish_panel(const GemmGroup& g, int64_t row0, int64_t rows, int64_t panel_rows, int64_t panel,
+                    const float* acc) const {
+    with_dtype(p_.out_dtype, [&]<DType D>() {
+      for (int64_t r = 0; r < rows; r += panel_rows, acc += kPanel * kPanel)
+        finish_turned<D>(p_, g, row0 + r, static_cast<int>(smaller(panel_rows, rows - r)), panel * kPanel, acc,
+                         stream_);
+    });
+  }
+#endif
+
   static TileRows packed_tile(const PackedRows& a, const int32_t* list, int num_rows, int64_t step) {
     TileRows tile;
     tile.step_stride = a.panel_stride ? kPanel * 4 : 4;
@@ -265,7 +353,7 @@ class Gemm {
     return tile;
   }
 
-  static constexpr int64_t kTasksPerThread = 32, kLatePanels = 4;
+  static constexpr int64_t kTasksPerThread = 8, kLastTasks = 6, kLatePanels = 4;
 
   const GemmProblem& p_;
   const int64_t panels_;

@@ -277,44 +277,6 @@ static constexpr ExponentTable kExponents = [] {
   return t;
 }();
 
-// The 16 values of E2M1 times a block scale, as BF16.
-template <Element E>
-MXMOE_INLINE __m256i e2m1_bf16(uint8_t s) {
-  __m512 products = _mm512_mul_ps(_mm512_loadu_ps(kCodes.e2m1), _mm512_set1_ps(scale_f32<E>(s)));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(products), 16));
-}
-
-template <Element E>
-MXMOE_INLINE __m512i decode_e2m1(const uint8_t* values, const uint8_t* scales, int n) {
-  __m256i low = e2m1_bf16<E>(scales[0]);
-  __m512i table = _mm512_castsi256_si512(low), second_half = _mm512_setzero_si512();
-  if constexpr (E == Element::kNvE2M1) {
-    table = _mm512_inserti64x4(table, n > 16 ? e2m1_bf16<E>(scales[1]) : low, 1);
-    second_half = _mm512_inserti64x4(second_half, _mm256_set1_epi16(16), 1);
-  }
-  __m512i bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << (n + 1) / 2) - 1), values));
-  __m512i codes = _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), _mm512_set1_epi32(0x000f000f));
-  __m512i words = _mm512_permutexvar_epi16(_mm512_or_si512(codes, second_half), table);
-  return n == 32 ? words : _mm512_maskz_mov_epi16((1u << n) - 1, words);
-}
-
-// n <= 32 elements of two lines from k on (a multiple of 32) -> BF16, zero past n. scales: of the lines, at block 0.
-template <Element E>
-MXMOE_INLINE void decode_bf16(const CodeBytes& table, const uint8_t* const values[2], const uint8_t* const scales[2],
-                              int64_t k, int n, __m512i out[2]) {
-  const __mmask32 valid = n >= 32 ? ~0u : (1u << n) - 1;
-  if constexpr (E == Element::kBF16) {
-    for (int i = 0; i < 2; ++i) out[i] = _mm512_maskz_loadu_epi16(valid, values[i] + 2 * k);
-  } else if constexpr (is_packed(E)) {
-    for (int i = 0; i < 2; ++i) out[i] = decode_e2m1<E>(values[i] + k / 2, scales[i] + k / block_of(E), n);
-  } else {
-    __m512i codes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(valid, values[0] + k));
-    codes = _mm512_inserti64x4(codes, _mm256_maskz_loadu_epi8(valid, values[1] + k), 1);
-    bf16_from_codes(table, codes, out[0], out[1]);
-    for (int i = 0; i < 2; ++i) out[i] = scale_bf16(out[i], _mm512_set1_epi16(kExponents.of[scales[i][k / 32]]));
-  }
-}
-
 #endif
 
 }  // namespace mxmoe::host::MXMOE_ISA

@@ -2,8 +2,7 @@
 //   panel: [steps][64 lines] words, zero for absent lines; both operands where lines are neighbours in memory, B
 //   always. rows:  [lines][steps] words; A where the contraction is contiguous.
 #pragma once
-#include "host/gemm/decode.h"
-#include "host/gemm/turn.h"
+#include "host/gemm/lines.h"
 
 namespace mxmoe::host::MXMOE_ISA {
 #if defined(MXMOE_ISA_AVX512)
@@ -104,22 +103,16 @@ static void pack_pairs_from_columns(const LineFormat& f, const Lines& lines, int
   }
 }
 
-// BF16 rows, `stride` words apart; zero from n to the next multiple of 32.
+// Lines as rows of BF16, `stride` words apart; zero from n to the next multiple of 32.
 template <Element E>
 static void pack_pair_rows(const LineFormat& f, const Lines& lines, int64_t line0, int num_lines, int64_t n,
                            uint32_t* out, int64_t stride) {
-  const CodeBytes table = code_bytes<E>();
-  for (int i = 0; i < num_lines; i += 2) {
-    const int64_t line[2] = {line0 + i, line0 + (i + 1 < num_lines ? i + 1 : i)};
-    const uint8_t *values[2], *scales[2];
-    for (int j = 0; j < 2; ++j)
-      values[j] = lines.values + line[j] * f.line_stride, scales[j] = lines.scales + line[j] * f.scale_stride;
-    for (int64_t k = 0; k < n; k += 32) {
-      __m512i words[2];
-      decode_bf16<E>(table, values, scales, k, n - k < 32 ? static_cast<int>(n - k) : 32, words);
-      for (int j = 0; j < 2; ++j) _mm512_storeu_si512(out + (line[j] - line0) * stride + k / 2, words[j]);
+  LineDecoder<E> decoder;
+  for (int i = 0; i < num_lines; ++i, out += stride)
+    for (int64_t k = 0; k < n; k += 2 * kLineSteps) {
+      decoder.begin(f, lines, line0 + i, 1, k, n - k < 2 * kLineSteps ? n - k : 2 * kLineSteps, out + k / 2, 0);
+      decoder.finish();
     }
-  }
 }
 
 #endif
@@ -175,6 +168,7 @@ static void pack_floats_from_columns(const LineFormat& f, const Lines& lines, in
 struct FloatStep {
   static constexpr int kPerStep = 1;
   static constexpr bool kNormalSums = false;
+  static constexpr bool kSwaps = false;
   static bool in_place(const LineFormat& f, int64_t) { return f.element == Element::kF32 && !f.line_major; }
   static bool is_wide(const LineFormat&, const Lines&, int64_t, int, int64_t) { return false; }
 
@@ -212,6 +206,7 @@ struct FloatStep {
 struct PairStep {
   static constexpr int kPerStep = 2;
   static constexpr bool kNormalSums = true;  // the instruction flushes subnormal ones
+  static constexpr bool kSwaps = true;
   // The last pair of an odd contraction would read past the row.
   static bool in_place(const LineFormat& f, int64_t contraction) {
     return f.element == Element::kBF16 && !f.line_major && contraction % 2 == 0;
