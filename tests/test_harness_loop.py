@@ -25,7 +25,7 @@ def backend():
 @pytest.fixture
 def session(backend):
     with backend.create(SandboxSpec(workdir="/")) as sandbox:
-        sandbox.write("/work/price.py", b"def total(prices):\n    return prices[0]\n")
+        sandbox.write("/workspace/price.py", b"def total(prices):\n    return prices[0]\n")
         yield Session(sandbox)
 
 
@@ -47,7 +47,7 @@ def test_a_scripted_agent_solves_a_task(session):
     done = run(model, session, tool_set(), "Fix total.")
     assert done.end == "finished"
     assert session.answer == "total adds up"
-    assert session.sandbox.read("/work/price.py") == b"def total(prices):\n    return sum(prices)\n"
+    assert session.sandbox.read("/workspace/price.py") == b"def total(prices):\n    return sum(prices)\n"
     assert done.calls[3][1].text == "3"
     assert [m["role"] for m in model.seen[-1]] == [
         "system",
@@ -69,9 +69,9 @@ def test_a_stored_run_replays_to_the_same(session, backend, tmp_path):
     first.save(tmp_path / "t.json")
     stored = json.loads((tmp_path / "t.json").read_text())
     with backend.create(SandboxSpec(workdir="/")) as sandbox:
-        sandbox.write("/work/price.py", b"def total(prices):\n    return prices[0]\n")
+        sandbox.write("/workspace/price.py", b"def total(prices):\n    return prices[0]\n")
         again = run(ScriptedModel(replies_of(stored)), Session(sandbox), tool_set(), "Fix total.")
-        assert sandbox.read("/work/price.py") == session.sandbox.read("/work/price.py")
+        assert sandbox.read("/workspace/price.py") == session.sandbox.read("/workspace/price.py")
     replayed = again.atif()
     for step in [*stored["steps"], *replayed["steps"]]:
         step["extra"].pop("tool_seconds", None)

@@ -26,7 +26,7 @@ def backend():
 @pytest.fixture
 def session(backend):
     with backend.create(SandboxSpec(workdir="/")) as sandbox:
-        sandbox.write("/work/.keep", b"")
+        sandbox.write("/workspace/.keep", b"")
         yield Session(sandbox)
 
 
@@ -38,11 +38,11 @@ def call(session, name, **arguments):
 
 
 def put(session, path, data):
-    session.sandbox.write(f"/work/{path}", data if isinstance(data, bytes) else data.encode())
+    session.sandbox.write(f"/workspace/{path}", data if isinstance(data, bytes) else data.encode())
 
 
 def get(session, path):
-    return session.sandbox.read(f"/work/{path}")
+    return session.sandbox.read(f"/workspace/{path}")
 
 
 def says(session, name, kind="ok", **arguments):
@@ -300,7 +300,7 @@ def test_codebase_search_finds_names_and_words(session):
 def test_the_shell_remembers_directory_and_variables(session):
     says(session, "shell", command="mkdir -p d && cd d && export A='x y' && B=1")
     assert says(session, "shell", command='basename "$PWD"; echo "$A|$B"') == "d\nx y|"
-    assert says(session, "shell", command='basename "$PWD"', cwd=".") == "work"
+    assert says(session, "shell", command='basename "$PWD"', cwd=".") == "workspace"
     assert says(session, "shell", command="exit 3") == "(exit code 3)"
     assert says(session, "shell", command="echo a >&2; false") == "a\n(exit code 1)"
     assert says(session, "shell", command="true") == "(no output)"
@@ -362,7 +362,7 @@ def test_planning(session):
     assert "no access to the web" in says(session, "web_fetch", "error", url="http://x")
 
 
-ODD = st.sampled_from(["a", "../work/a", "/etc/passwd", "link", "d/../a", "\0", "**", "["])
+ODD = st.sampled_from(["a", "../workspace/a", "/etc/passwd", "link", "d/../a", "\0", "**", "["])
 KEYS = st.sampled_from(["path", "content", "old", "new", "pattern", "query", "patch", "offset", "limit", "depth", "glob", "job"])
 ARGUMENTS = st.dictionaries(KEYS, st.text(max_size=20) | ODD | st.integers(-5, 10**6), max_size=5)
 FUZZED = [name for name in TOOLS.tools if not name.startswith("shell")]  # what a command does is its sandbox's business
@@ -380,7 +380,7 @@ def test_no_call_raises_or_leaves_the_work_directory(session, tmp_path, calls, s
     (outside / "f").write_text("kept")
     tools = tool_set([each.name for each in ALL], strict=strict)
     put(session, "a", "a\nb\n")
-    session.sandbox.exec(["ln", "-sfn", str(outside), "link"], cwd="/work")
+    session.sandbox.exec(["ln", "-sfn", str(outside), "link"], cwd="/workspace")
     for name, arguments in calls:
         result = tools.call(session, name, arguments)
         assert len(result.text) <= session.max_text + 2000

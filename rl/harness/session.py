@@ -23,7 +23,7 @@ class Session:
     """One agent in one sandbox."""
 
     sandbox: Sandbox
-    workdir: str = "/work"
+    workdir: str = "/workspace"
     max_text: int = MAX_TEXT
     ranker: str = "lexical"  # of `codebase_search`
     web: Web | None = None

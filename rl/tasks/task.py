@@ -40,7 +40,7 @@ class Environment:
     """What the work directory lives in; limits are None where the task leaves them to the machine."""
 
     image: str | None = None  # of a registry; None: built from `environment/`
-    workdir: str = "/work"
+    workdir: str = "/workspace"
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
