@@ -9,6 +9,7 @@ import torch
 
 from mxmoe.backends.interpreter import running
 from mxmoe.recipes import SwiGLU
+from tests import peer_cases
 from tests.gemm_cases import Problem
 from tests.helpers import boundary_inputs
 from tests.interpreter_cases import (
@@ -34,6 +35,14 @@ ROWS = {  # tokens, top-k, experts, width
     "mostly empty": (3, 2, 200, 64),
     "all on one expert": (70, 1, 1, 16),
     "no token": (0, 2, 3, 64),
+}
+EXCHANGES = {  # tokens of each rank, top-k, experts, width, dtype, payload
+    "two": ((5, 9), 2, 4, 64, torch.bfloat16, "exact"),
+    "ragged": ((100, 0, 3, 41), 3, 8, 45, torch.float32, "exact"),
+    "one token": ((0, 0, 1, 0), 1, 4, 16, torch.bfloat16, "exact"),
+    "many experts": ((20, 20, 20, 20), 8, 200, 1032, torch.bfloat16, "exact"),
+    "mxfp8 of one rank": ((30, 0), 2, 6, 512, torch.bfloat16, "mxfp8"),
+    "mxfp8 ragged": ((9, 31, 0, 12), 4, 12, 80, torch.bfloat16, "mxfp8"),
 }
 COPIES = (None, ("mxfp8", "both"), ("mxfp8_e5m2", "column"))
 
@@ -84,3 +93,9 @@ def table() -> dict[str, Callable[[], None]]:
     for shape, dtype, copies, gate_up in product(GROUPS, DTYPES, COPIES, ("concatenated", "interleaved")):
         found[f"swiglu {gate_up} {dtype} {shape} {copies}"] = partial(activated, shape, dtype, copies, gate_up)
     return found
+
+
+def exchanges() -> dict[str, Callable[[], None]]:
+    """Likewise, of ranks in one process: not for a GPU."""
+    found = {f"exchange {name}": partial(peer_cases.check_exchange, *arguments) for name, arguments in EXCHANGES.items()}
+    return found | {f"exchange case {name}": case for name, case in (peer_cases.CASES | peer_cases.OVERLAPPED).items()}

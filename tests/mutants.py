@@ -29,6 +29,7 @@ KINDS = {
     "tcgen05.commit.multicast": ("barrier", ("skip", "one", "all lanes")),
     "fence.mbarrier_init": ("fence", ("skip",)),
     "fence.proxy.async": ("fence", ("skip",)),
+    "fence.proxy.async.global": ("fence", ("skip",)),
     "tcgen05.fence::before_thread_sync": ("fence", ("skip",)),
     "tcgen05.fence::after_thread_sync": ("fence", ("skip",)),
     "tcgen05.wait::ld": ("fence", ("skip",)),
@@ -50,7 +51,6 @@ KINDS = {
     "tcgen05.alloc": ("tensor memory", ("skip",)),
     "tcgen05.dealloc": ("tensor memory", ("skip",)),
     "tcgen05.ld": ("tensor memory", ("skip", "column")),
-    "st.release.sys": ("fence", ("skip", "relaxed", "all lanes")),
     "red.release.sys.add": ("fence", ("skip", "relaxed", "all lanes")),
     "wait.acquire.sys": ("fence", ("skip", "relaxed", "fewer")),
     "ld.global.uniform": ("memory", ("skip",)),
@@ -78,15 +78,15 @@ class Mutant:
     kind: str
 
 
-def mutants(case: Callable[[], None], classes=None) -> list[Mutant]:
-    """Every mutant of the calls that `case` makes."""
+def mutants(case: Callable[[], None], ops=()) -> list[Mutant]:
+    """Every mutant of the calls that `case` makes, or of those instructions."""
     with running() as run:
         case()
     unknown = {op for _, op, _, _ in run.sites} - set(KINDS)
     assert not unknown, unknown
     kinds = {(site, kind) for site, _, _, kinds in run.sites for kind in kinds}
     found = {Mutant(KINDS[op][0], op, site, kind) for site, op, _, _ in run.sites for kind in KINDS[op][1]}
-    wanted = (m for m in found if classes is None or m.area in classes)
+    wanted = (m for m in found if not ops or m.op in ops)
     return sorted(m for m in wanted if m.kind not in CONDITIONAL or (m.site, m.kind) in kinds)
 
 

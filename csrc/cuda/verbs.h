@@ -21,19 +21,20 @@ void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked,
                         const Tensor& scales, const Tensor& global);
 
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
-// "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4.
+// "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4. arrived: none, or
+// flags of minibatches of a's rows that dispatch brings meanwhile, BF16 and FP16 only.
 template <class L>
 void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
                           const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
                           const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
-                          const Tensor& out);
+                          const Tensor& arrived, int64_t minibatch, const Tensor& out);
 
 // The same for sm_90a.
 template <class L>
 void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,
                          const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
                          const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
-                         const Tensor& out);
+                         const Tensor& arrived, int64_t minibatch, const Tensor& out);
 
 // a (tokens, O) and b (tokens, C), column copies with their groups' blocked scales, or BF16 or FP16 rows; NVFP4 as
 // (O, tokens / 2) and (C, tokens / 2) bytes, global one per group. out (E, O, C).

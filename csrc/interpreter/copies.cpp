@@ -84,7 +84,7 @@ void Warp::load_box(const char* name, void* shared, const tensor_map& map, int c
       Bytes box(num_bytes);
       const auto* data = static_cast<const std::byte*>(map.data);
       each_line(map, column, row, [&](size_t from, size_t at, size_t size) {
-        grid.touch_global(w, op, record, issued.view(), data + from, size);
+        grid.touch_global(w, op, record, issued.global_view(), data + from, size);
         for (size_t j = 0; j < size; ++j)
           box[cuda::swizzled(map.swizzle, static_cast<uint32_t>(at + j))] = data[from + j];
       });
@@ -103,7 +103,7 @@ void Warp::bulk_load(void* shared, const void* global, uint32_t num_bytes, barri
     if (!p[i]) continue;
     const Issued issued(w);
     copy_in(op, shared_address(&b), to, [this, op, global, num_bytes, issued](uint32_t record) {
-      grid.touch_global(w, op, record, issued.view(), global, num_bytes);
+      grid.touch_global(w, op, record, issued.global_view(), global, num_bytes);
       const auto* from = static_cast<const std::byte*>(global);
       return Bytes(from, from + num_bytes);
     });
@@ -114,6 +114,11 @@ void Warp::fence_proxy_async(Where where) {
   if (begin("fence.proxy.async", where).is("skip")) return;
   w.async.join(w.generic);
   grid.release(w);
+}
+
+void Warp::fence_proxy_async_global(Where where) {
+  if (begin("fence.proxy.async.global", where).is("skip")) return;
+  w.async_global.join(w.generic);
 }
 
 // --- stores: shared memory is read at one time, global memory written at a later one
@@ -166,8 +171,8 @@ void Warp::store_box(const char* name, const tensor_map& map, int column, int ro
       const uint32_t reads = grid.record(w, op, Proxy::kAsync, false, component, step);
       const uint32_t writes = grid.record(w, op, Proxy::kAsync, true, component, step);
       each_line(map, column, row, [&](size_t to, size_t at, size_t size) {
-        if (add) grid.touch_global(w, op, reads, issued.view(), data + to, size);
-        grid.touch_global(w, op, writes, issued.view(), data + to, size);
+        if (add) grid.touch_global(w, op, reads, issued.global_view(), data + to, size);
+        grid.touch_global(w, op, writes, issued.global_view(), data + to, size);
         if (!add) std::memcpy(data + to, &box[at], size);
         for (size_t j = 0; add && j < size; j += map.element_bytes) add_element(map.dtype, data + to + j, &box[at + j]);
       });
@@ -190,7 +195,7 @@ void Warp::bulk_store(void* global, const void* shared, uint32_t num_bytes, pred
     };
     copy_out(op, read, [this, op, global, num_bytes, issued](uint32_t component, uint32_t step, const Bytes& bytes) {
       const uint32_t record = grid.record(w, op, Proxy::kAsync, true, component, step);
-      grid.touch_global(w, op, record, issued.view(), global, num_bytes);
+      grid.touch_global(w, op, record, issued.global_view(), global, num_bytes);
       std::memcpy(global, bytes.data(), num_bytes);
     });
   }

@@ -3,28 +3,19 @@
 
 namespace mxmoe::interpreter {
 
-void Warp::release_flag(const char* name, uint32_t* flag, uint32_t value, bool add, pred p, Where where) {
-  const Op op = begin(name, where);
+void Warp::red_release_sys_add(uint32_t* flag, uint32_t value, pred p, Where where) {
+  const Op op = begin("red.release.sys.add", where);
   p = active(op, p);
   const uint32_t record = grid.record(w, op, Proxy::kGeneric, true, w.component, w.step, true);
   for (int i = 0; i < kLanes; ++i) {
     if (!p[i]) continue;
     grid.touch_global(w, op, record, w.view(), flag, sizeof *flag);
-    *flag = add ? *flag + value : value;
+    *flag += value;
     if (op.is("relaxed")) continue;
     Grid::Flag& says = grid.flag(flag);
-    if (!add) says = {};
     says.generic.join(w.generic), says.async.join(w.async);
     grid.release(w);
   }
-}
-
-void Warp::st_release_sys(uint32_t* flag, uint32_t value, pred p, Where where) {
-  release_flag("st.release.sys", flag, value, false, p, where);
-}
-
-void Warp::red_release_sys_add(uint32_t* flag, uint32_t value, pred p, Where where) {
-  release_flag("red.release.sys.add", flag, value, true, p, where);
 }
 
 void Warp::wait_acquire_sys(const uint32_t* flag, uint32_t at_least, Where where) {

@@ -88,7 +88,7 @@ void Grid::start_cta(Running& r, Cluster& cluster) {
     WarpState& w = cta.warps[static_cast<size_t>(i)];
     w.cta = &cta, w.idx = i;
     w.component = components_++, w.tensor_component = components_++;
-    w.generic.join(r.before), w.async.join(r.before);
+    w.generic.join(r.before), w.async.join(r.before), w.async_global.join(r.before);
     w.generic.raise(w.component, w.step);
     Warp* machine = cta.machines.emplace_back(std::make_unique<Warp>(*this, w)).get();
     w.fiber = std::make_unique<Fiber>([this, machine, &r] {

@@ -104,6 +104,7 @@ struct WarpState {
   uint32_t component = 0, tensor_component = 0;
   uint32_t step = 1, tensor_step = 0, tensor_done = 0;  // tensor: tcgen05.ld issued, waited for
   Clock generic, async, tensor;
+  Clock async_global;               // as async, of global memory: the fence is the thread's own
   int64_t cluster_generation = -1;  // of the barrier.cluster.arrive that is not waited for
   Wait wait;
   std::unique_ptr<Fiber> fiber;
@@ -112,9 +113,11 @@ struct WarpState {
 
 // What acts by itself sees what its issuer saw when it issued.
 struct Issued {
-  Clock generic, async, tensor;
-  explicit Issued(const WarpState& w) : generic(w.generic), async(w.async), tensor(w.tensor) {}
+  Clock generic, async, tensor, async_global;
+  explicit Issued(const WarpState& w)
+      : generic(w.generic), async(w.async), tensor(w.tensor), async_global(w.async_global) {}
   View view() const { return {&generic, &async, &tensor}; }
+  View global_view() const { return {&generic, &async_global, &tensor}; }
 };
 
 struct Running;

@@ -40,6 +40,7 @@ struct Launcher {
                   [g](Warp& m) { K::run(m, g); }};
     if (program) {
       launch.device = program->device, launch.after = program->after;
+      program->after = static_cast<int>(program->launches.size());  // of the verb's next launch
       program->launches.push_back(std::move(launch));
     } else {
       run_all({std::move(launch)});

@@ -107,6 +107,7 @@ struct Warp {
   u32 cvt_e5m2x2(lane<float> low, lane<float> high) const;
   u32 cvt_bf16x2(lane<float> low, lane<float> high) const;
   u32 cvt_f16x2(lane<float> low, lane<float> high) const;
+  u32 mul_hi(u32 a, uint32_t b) const { return cast<uint32_t>(cast<uint64_t>(a) * b >> 32); }
   u32 mul_bf16x2(u32 a, u32 b) const;
 
   // --- global memory
@@ -153,7 +154,6 @@ struct Warp {
   }
 
   // --- flags in global memory
-  void st_release_sys(uint32_t* flag, uint32_t value, pred p, Where where = Where::current());
   void red_release_sys_add(uint32_t* flag, uint32_t value, pred p, Where where = Where::current());
   void wait_acquire_sys(const uint32_t* flag, uint32_t at_least, Where where = Where::current());
 
@@ -245,6 +245,7 @@ struct Warp {
     wait_for_groups("bulk_wait_group", kPending, false, where);
   }
   void fence_proxy_async(Where where = Where::current());
+  void fence_proxy_async_global(Where where = Where::current());
 
   // --- tensor memory and the tensor core
   template <int kCtas = 1>
@@ -311,7 +312,6 @@ struct Warp {
 
   void load_global(void* to, const void* base, lane<int> offset, pred p, size_t num_bytes, size_t pitch,
                    const char* name, Where where, bool cached = false);
-  void release_flag(const char* name, uint32_t* flag, uint32_t value, bool add, pred p, Where where);
   void store_global(void* base, lane<int> offset, const void* from, pred p, size_t num_bytes, const char* name,
                     Where where);
   void load_shared(void* to, u32 address, size_t num_bytes, const char* name, Where where);

@@ -12,13 +12,13 @@ from benchmarks import timing
 from benchmarks.bars.harness import Bar, NotMeasured, Run
 from benchmarks.machine import ROOT
 from mxmoe.backends.interpreter import KernelError, running
-from tests import conformance, mutants
+from tests import conformance, mutants, peer_cases
 from tests.gemm_cases import Problem
 from tests.helpers import num_threads
 from tests.interpreter_cases import CASES, check_grouped_mm
 
 SEEDS = 20
-KERNELS = ("case", "quantize", "grouped_mm", "grouped_mm_wgrad", "permute, unpermute", "swiglu")  # beginnings of the cases' names
+KERNELS = ("case", "quantize", "grouped_mm", "grouped_mm_wgrad", "permute, unpermute", "swiglu", "exchange")  # cases' first words
 CLASSES = sorted({area for area, _ in mutants.KINDS.values()})
 
 
@@ -34,7 +34,7 @@ def wrong(case: Callable[[], None]) -> bool:
 
 def failures(kernel: str, run: Run) -> float:
     """(case, schedule) pairs that are wrong."""
-    cases = {name: case for name, case in conformance.table().items() if name.startswith(f"{kernel} ")}
+    cases = {name: case for name, case in (conformance.table() | conformance.exchanges()).items() if name.startswith(f"{kernel} ")}
     seeds, count = run.count(SEEDS), 0
     with num_threads(1):
         for name, case in run.steps(cases.items(), total=len(cases)):
@@ -50,9 +50,11 @@ def failures(kernel: str, run: Run) -> float:
 def mutation(least: int | None) -> tuple[Counter, Counter, tuple[str, ...]]:
     """(mutants by class, those that are caught, survivors) of every kernel's cases, or of the first `least` cases."""
     made, caught, survivors = Counter(), Counter(), []
+    cases = [(name, case, ()) for name, case in {**CASES, **peer_cases.CASES}.items()]
+    cases += [(name, case, peer_cases.OVERLAPPED_OPS) for name, case in peer_cases.OVERLAPPED.items()]
     with num_threads(1):
-        for name, case in list(CASES.items())[:least]:
-            for m in mutants.mutants(case):
+        for name, case, ops in cases[:least]:
+            for m in mutants.mutants(case, ops):
                 made[m.area] += 1
                 if mutants.reason(case, m) is None:
                     survivors.append(f"{name}: {m.op} at {m.site}, {m.kind}")

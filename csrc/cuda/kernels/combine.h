@@ -4,6 +4,7 @@
 //   arrived (rows of a minibatch)   dispatch, or who computes -> here, where they run at the same time
 //   landed (rows, and one per rank) every rank -> the tokens' rank
 #pragma once
+#include "cuda/kernels/arrivals.h"
 #include "cuda/kernels/peers.h"
 #include "cuda/kernels/unpermute.h"
 
@@ -23,8 +24,7 @@ struct globals {
   bool aligned;
   uint32_t* signals[kMaxRanks];
   int rank, experts;
-  const uint32_t* arrived;  // or null
-  int minibatch;
+  Arrivals arrivals;           // of rows
   const int32_t* offs;         // of this rank's own tokens
   unpermute::globals<M> sums;  // of what lands here
 };
@@ -37,10 +37,8 @@ MXMOE_KERNEL void push(M& m, const globals<M>& g) {
        first += m.num_ctas() * C::kWarps * kChunk) {
     const auto row = m.lane_idx() + first;
     const auto at = find_rows(m, g.runs, row);
-    const int batch = first / g.minibatch, rows = smaller(num_rows - first, kChunk);
-    if (g.arrived)
-      m.wait_acquire_sys(g.arrived + batch,
-                         static_cast<uint32_t>(smaller(num_rows - batch * g.minibatch, g.minibatch)));
+    const int rows = smaller(num_rows - first, kChunk);
+    if (g.arrivals.counts) g.arrivals.wait(m, first, first + rows, num_rows);
     for (int i = 0; i < rows; ++i) {
       const int64_t place = m.read_lane(at.place, i);
       copy_row(m, g.landing[m.read_lane(at.rank, i)] + place * g.row_bytes, g.rows + int64_t{first + i} * g.row_bytes,
@@ -80,7 +78,7 @@ void launch(L& l, const Tensor& starts, const Tensor& sources, const Tensor& row
     g.aligned &= rows_aligned(landing[i]);
   }
   g.rank = static_cast<int>(rank), g.experts = static_cast<int>(offs.sizes[0]);
-  g.arrived = arrived.ptr<uint32_t>(), g.minibatch = static_cast<int>(minibatch), g.offs = offs.ptr<int32_t>();
+  g.arrivals = arrivals_of(arrived, minibatch), g.offs = offs.ptr<int32_t>();
   g.sums = unpermute::globals_of<typename L::machine>(landing[own], inverse, weights, out);
   std::vector<Argument> arguments{
       {"starts", starts}, {"sources", sources}, {"rows", rows},       {"arrived", arrived},

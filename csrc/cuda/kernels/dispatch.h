@@ -89,8 +89,8 @@ void launch(L& l, const Tensor& starts, const Tensor& sources, const std::vector
   std::vector<Argument> arguments{{"starts", starts},
                                   {"sources", sources},
                                   {"arrived", arrived, Use::kUpdated},
-                                  {"rows out", rows_out, Use::kWritten},
-                                  {"more out", more_out, Use::kWritten}};
+                                  {"rows out", rows_out, Use::kUpdated},  // past the last row: what was there
+                                  {"more out", more_out, Use::kUpdated}};
   add_arguments(arguments, "permutation", permutations, Use::kRead);
   add_arguments(arguments, "rows", rows, Use::kRead), add_arguments(arguments, "more", more, Use::kRead);
   l.template run<launchable<config<8>>>(l.num_sms(), g, arguments);

@@ -1,6 +1,6 @@
 // The tables of an exchange of rows (peers.h), from the offsets of all ranks' own routing. One CTA, a warp per rank.
 //
-//   begun (epoch)   this rank -> the others: its tokens and offsets are there, its flags are zero
+//   begun (+ 1)     this rank -> the others: its tokens and offsets are there, its landed flag is zero
 //   landed (+ 1)    this rank -> the others: it has read their offsets
 #pragma once
 #include "cuda/kernels/peers.h"
@@ -14,7 +14,7 @@ struct config {
 
 template <class C>
 struct shared {
-  uint32_t sizes[kMaxExperts];  // of the runs
+  uint32_t sizes[kMaxExperts + 32 * kMaxRanks];  // of the runs, then zeros
 };
 
 template <class M>
@@ -38,8 +38,9 @@ MXMOE_KERNEL void read_rank(M& m, const globals<M>& g, shared<C>& s, int rank) {
     const auto start =
         m.template ld_global<int>(g.offs[rank], (expert + (first - 1)) * 4, exists & (expert + first > 0));
     const auto run = expert * g.ranks + rank;
+    const auto every_lane = expert >= 0;
     m.st_shared(m.template cast<uint32_t>(run * 4) + m.shared_address(s.sizes), m.template cast<uint32_t>(end - start),
-                exists);
+                every_lane);
     m.template st_global<int>(g.sources, run * 4, start, exists);
   }
 }
@@ -51,8 +52,7 @@ MXMOE_KERNEL void sum_runs(M& m, const globals<M>& g, shared<C>& s) {
   for (int i = 0; i < num_runs; i += 32) {
     const auto run = m.lane_idx() + i;
     const auto exists = run < num_runs;
-    const auto at = m.template cast<uint32_t>(m.select(exists, run, m.splat(0)) * 4) + m.shared_address(s.sizes);
-    const auto size = m.select(exists, m.template cast<int>(m.ld_shared(at)), m.splat(0));
+    const auto size = m.template cast<int>(m.ld_shared(m.template cast<uint32_t>(run * 4) + m.shared_address(s.sizes)));
     auto before = m.splat(total), all = size;  // of this and the lanes before, in powers of two
     for (int mask = 1; mask < 32; mask *= 2) {
       const auto other = m.shfl_xor(all, mask);
@@ -63,7 +63,7 @@ MXMOE_KERNEL void sum_runs(M& m, const globals<M>& g, shared<C>& s) {
     m.template st_global<int>(g.local_offs, run / g.ranks * 4, before + size, exists & (run % g.ranks == g.ranks - 1));
     total += m.read_lane(all, 0);
   }
-  m.template st_global<int>(g.starts, m.splat(num_runs * 4), m.splat(total), m.elect_one());
+  m.template st_global<int>(g.starts + num_runs, m.lane_idx() * 4, m.splat(total), m.elect_one());
 }
 
 template <class C, class M>
@@ -77,10 +77,10 @@ MXMOE_KERNEL void kernel(M& m, const globals<M>& g) {
     m.template st_global<uint32_t>(g.arrived, at * 4, m.splat(0u), at < g.minibatches);
   }
   uint32_t* own = g.signals[g.rank];
-  if (rank == 0) m.template st_global<uint32_t>(own + kLanded, m.splat(0), m.splat(0u), one);
+  if (rank == 0) m.template st_global<uint32_t>(own + kLanded, m.lane_idx() * 4, m.splat(0u), one);
   m.syncthreads();
   if (rank < g.ranks) {
-    m.st_release_sys(g.signals[rank] + g.rank, g.epoch, one);
+    m.red_release_sys_add(g.signals[rank] + g.rank, 1, one);
     m.wait_acquire_sys(own + rank, g.epoch);
     read_rank<M, C>(m, g, s, rank);
     m.syncwarp();

@@ -1,6 +1,7 @@
 // What grouped_mm brings to shared memory on every architecture: slots of 128 bytes of contraction of 128 rows of A and
 // 128 outputs of B; the warp that fills them; the kernels' arguments.
 #pragma once
+#include "cuda/kernels/arrivals.h"
 #include "cuda/kernels/operand_ring.h"
 #include "cuda/kernels/schedule.h"
 #include "cuda/launch.h"
@@ -35,6 +36,7 @@ struct globals {
   const float* bias;                                    // (experts, outputs) or null
   void* out;                                            // (rows, outputs), out_stride elements apart
   Groups groups;
+  Arrivals arrivals;         // of a's rows
   int outputs, contraction;  // elements
   int steps, scale_tiles;    // slots of the contraction; 512-byte scale tiles along it
   int a_element, b_element;  // MX: 0 E4M3, 1 E5M2; half: 0 FP16, 1 BF16
@@ -50,11 +52,17 @@ MXMOE_KERNEL void produce(M& m, const globals<M>& g, operand_ring<Layout>& s) {
   OutputTile tile;
   const int column_tiles = static_cast<int>(ceil_div(g.outputs, L::kColumns));
   const int rank = L::kCtas == 1 ? 0 : m.cluster_ctarank();
+  const int num_rows = g.arrivals.counts ? static_cast<int>(g.groups.end(m, g.groups.num_groups - 1)) : 0;
   for (auto walk = TileWalk<L::kCtas>::begin(m, g.groups, column_tiles); walk.advance(m, tile);) {
     if (tile.group == g.groups.num_groups) break;
     const int column = tile.column_tile * L::kColumns + rank * L::kBOutputs;
     const int64_t a_tile = tile.padded_tile * g.scale_tiles,
                   b_tile = (int64_t{tile.group} * column_tiles + tile.column_tile) * g.scale_tiles;
+    if (g.arrivals.counts) {
+      const auto first = static_cast<int>(tile.row), end = first + L::kRows;  // the box, past the group's end too
+      g.arrivals.wait(m, first, end < num_rows ? end : num_rows, num_rows);
+      m.fence_proxy_async_global();
+    }
     for (int step = 0; step < g.steps; ++step, at.advance()) {
       auto& slot = s.slots[at.slot];
       auto& arrived = s.arrived[at.slot];
@@ -99,11 +107,13 @@ struct OperandTensors {
   int element;
 };
 
-// offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride.
+// offs (E,); bias FP32 (E, O) or none; out (M, O) FP32, BF16 or FP16, rows of unit stride. arrived: flags of
+// minibatches of a's rows that are waited for, or none; a's scales are there already.
 template <class K, class Layout, class L>
 void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor& offs, const Tensor& bias,
-            const Tensor& out) {
+            const Tensor& arrived, int64_t minibatch, const Tensor& out) {
   globals<typename L::machine> g{};
+  g.arrivals = arrivals_of(arrived, minibatch);
   g.groups = {offs.ptr<int32_t>(), static_cast<int>(offs.sizes[0]), 0, out.sizes[0]};
   g.a_scales = a.scales.ptr<uint8_t>(), g.b_scales = b.scales.ptr<uint8_t>();
   g.a_global = a.global.ptr<float>(), g.b_global = b.global.ptr<float>();
@@ -133,6 +143,7 @@ void launch(L& l, const OperandTensors& a, const OperandTensors& b, const Tensor
                      {"b global", b.global},
                      {"offs", offs},
                      {"bias", bias},
+                     {"arrived", arrived},
                      {"out", out, Use::kWritten}});
 }
 

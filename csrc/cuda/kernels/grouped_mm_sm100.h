@@ -116,12 +116,12 @@ inline bool takes_pairs(Operand operand, bool b_columns, int64_t rows, int64_t g
 
 template <Operand kOperand, class L>
 void launch(L& l, const OperandTensors& a, const OperandTensors& b, bool b_columns, const Tensor& offs,
-            const Tensor& bias, const Tensor& out) {
+            const Tensor& bias, const Tensor& arrived, int64_t minibatch, const Tensor& out) {
   const bool pairs = takes_pairs(kOperand, b_columns, out.sizes[0], offs.sizes[0]);
   with_output(out.dtype, [&]<Output kOutput>() {
     const auto run = [&]<bool kBColumns, int kCtas>() {
       using C = config<kOperand, kCtas, kOutput, kBColumns>;
-      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, out);
+      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, arrived, minibatch, out);
     };
     if constexpr (kOperand != Operand::kNvfp4)
       if (b_columns && !pairs) return run.template operator()<true, 1>();

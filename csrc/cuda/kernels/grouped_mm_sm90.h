@@ -140,11 +140,11 @@ MXMOE_LAUNCHABLE("grouped_mm", shared<C>)
 // BF16 and FP16: kBF16 says which.
 template <Operand kOperand, bool kBF16, class L>
 void launch(L& l, const OperandTensors& a, const OperandTensors& b, bool b_columns, const Tensor& offs,
-            const Tensor& bias, const Tensor& out) {
+            const Tensor& bias, const Tensor& arrived, int64_t minibatch, const Tensor& out) {
   with_output(out.dtype, [&]<Output kOutput>() {
     const auto run = [&]<bool kBColumns>() {
       using C = config<kOperand, kBF16, kOutput, kBColumns>;
-      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, out);
+      grouped_mm::launch<launchable<C>, typename C::Layout>(l, a, b, offs, bias, arrived, minibatch, out);
     };
     if constexpr (kOperand != Operand::kNvfp4)
       if (b_columns) return run.template operator()<true>();

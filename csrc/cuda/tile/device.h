@@ -108,6 +108,7 @@ struct Device {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
   }
+  MXMOE_OP uint32_t mul_hi(uint32_t a, uint32_t b) const { return __umulhi(a, b); }
   MXMOE_OP uint32_t mul_bf16x2(uint32_t a, uint32_t b) const {  // nearest even, subnormals kept
     uint32_t r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -149,9 +150,6 @@ struct Device {
 
   // --- flags in global memory, of this device or of a peer: what the warp did before (past a syncwarp) is seen by who
   // waits for the flag. ld_global_uniform may not read what is written while its kernel runs.
-  MXMOE_OP void st_release_sys(uint32_t* flag, uint32_t value, bool p) const {
-    if (p) asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
-  }
   MXMOE_OP void red_release_sys_add(uint32_t* flag, uint32_t value, bool p) const {
     if (p) asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
   }
@@ -303,7 +301,9 @@ struct Device {
   MXMOE_OP void bulk_wait_group() const {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
   }
+  // Between generic accesses, those that the thread has waited for among them, and copies: to shared memory, to global.
   MXMOE_OP void fence_proxy_async() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+  MXMOE_OP void fence_proxy_async_global() const { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
   // --- tensor memory and the tensor core of sm_100a
   // kCtas: 2 where a pair of CTAs works as one. A warp of each allocates and frees; a thread of the first one copies

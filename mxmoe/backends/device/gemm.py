@@ -12,7 +12,8 @@ MX8 = ("mxfp8", "mxfp8_e5m2")
 STEP = {1: 128, 2: 64}  # contraction of the kernel's slots, by bytes of an element
 
 
-def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
+def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
+    """The verb. arrived: flags of minibatches of a's rows, in 16 bits, that dispatch brings meanwhile."""
     arch = on.arch(out_MO.device).replace("_", "")
     check_one_kind(on, a[3], b[3])
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
@@ -34,7 +35,7 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO):
     with dense(out_MO) as out:
         on.launch(
             f"grouped_mm_{arch}", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3], b_columns,
-            offs_E.contiguous(), bias, out,
+            offs_E.contiguous(), bias, arrived, minibatch, out,
         )  # fmt: skip
 
 

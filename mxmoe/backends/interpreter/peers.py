@@ -7,13 +7,15 @@
 Rows lie by expert, then rank and slot: as `permute` sorts, by `exchange.local`, what mxmoe.parallel.dispatch brings.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mxmoe.backends.device.gemm import grouped_mm
 from mxmoe.backends.interpreter import extension
-from mxmoe.backends.interpreter.extension import launch, running
+from mxmoe.backends.interpreter.extension import LAUNCHER, launch, running
 from mxmoe.formats import MXTensor
 from mxmoe.routing import Routing
 
@@ -22,17 +24,21 @@ MINIBATCH = 128  # rows that dispatch announces together
 
 
 class Program:
-    """Launches that run together: `on(device, after)` says where the next one goes; `run()` runs them all."""
+    """Launches on several devices that run together, when `run` does."""
 
     def __init__(self):
         self.program = extension._interp.Program()
 
-    def launch(self, device: int, after: int, name: str, *args) -> int:
-        """The launch's number; it begins when launch `after` (-1: none) is over. Tensors must live until `run`."""
+    def add(self, device: int, after: int, verb: Callable, *args) -> int:
+        """The number of the verb's last launch; its first begins when launch `after` (-1: none) is over. Tensors must live until
+        `run`."""
         self.program.device, self.program.after = device, after
         with running(program=self.program):
-            launch(name, *args)
+            verb(*args)
         return self.program.num_launches - 1
+
+    def launch(self, device: int, after: int, name: str, *args) -> int:
+        return self.add(device, after, launch, name, *args)
 
     def run(self):
         run = extension._run.get() or extension.Run()
@@ -74,11 +80,12 @@ class Exchange:
         """Rows that one rank may get: their number is known on the devices only."""
         return sum(r.ids.numel() for r in self.routings)
 
-    def add_schedule(self, program: Program) -> list[int]:
+    def add_schedule(self, program: Program, after: list[int] | None = None) -> list[int]:
         self.epoch += 1
+        after = after or [-1] * len(self.routings)
         return [
             program.launch(
-                rank, -1, "exchange_schedule", [r.offs for r in self.routings], self.signals, self.arrived[rank], rank, self.epoch,
+                rank, after[rank], "exchange_schedule", [r.offs for r in self.routings], self.signals, self.arrived[rank], rank, self.epoch,
                 self.starts[rank], self.sources[rank], self.offs[rank],
             )
             for rank in range(len(self.routings))
@@ -93,6 +100,16 @@ class Exchange:
                 self.arrived[rank], out[rank], more_out[rank] if more_out else None,
             )
             for rank in range(len(self.routings))
+        ]  # fmt: skip
+
+    def add_grouped_mm(self, program: Program, after: list[int], rows, weights: list[Tensor], out) -> list[int]:
+        """out = rows . weights^T of each rank's experts, weights (E / R, O, D), BF16; rows are waited for."""
+        return [
+            program.add(
+                rank, after[rank], grouped_mm, LAUNCHER, (rows[rank], None, None, "bf16"), (w, None, None, "bf16"), self.offs[rank],
+                None, out[rank], self.arrived[rank], MINIBATCH,
+            )
+            for rank, w in enumerate(weights)
         ]  # fmt: skip
 
     def add_combine(self, program: Program, after, rows, landing, weights, out, overlapped: bool) -> list[int]:
