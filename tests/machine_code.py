@@ -19,7 +19,7 @@ TABLE = ROOT / "csrc" / "cuda" / "machine_code.txt"
 # Tensor cores, tensor memory, asynchronous copies, barriers, conversions, vector accesses; local memory is a spill.
 SHOWN = re.compile(
     r"U(?:TC|TMA|CGABAR)\w+|LDTM|UBLKCP|HGMMA|HMUL2|WARPGROUP|HMMA|QMMA|F2FP|SYNCS|LDL|STL|MUFU|ATOMG|MATCH|"
-    r"(?:LDG|STG|LDS|STS|RED)(?=\.)"
+    r"(?:LDG|STG|LDS|STS|REDG?)(?=\.)"
 )
 
 

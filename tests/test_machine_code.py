@@ -33,7 +33,7 @@ EXPECTED = {
     "level7<": ({"sm_100"}, ("UTMALDG", "UBLKCP", "UTCCP", "UTCQMMA", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
-    "exchange_schedule<": ({"sm_90", "sm_100"}, ("LDG.E.STRONG.SYS", "RED.E.ADD.STRONG.SYS"), ()),
+    "exchange_schedule<": ({"sm_90", "sm_100"}, ("LDG.E.STRONG.SYS", "REDG.E.ADD.STRONG.SYS"), ()),
     "dispatch<": ({"sm_90", "sm_100"}, ("LDG.E.128", "STG.E.128"), ("LDS", "STS")),
     "combine<": ({"sm_90", "sm_100"}, ("LDG.E.128", "STG.E.128", "LDG.E.STRONG.SYS"), ("LDS", "STS")),
     "cluster_copy<": ({"sm_100"}, ("UTMALDG.2D.2CTA", "UCGABAR", "SYNCS.ARRIVE", "UTMASTG", "UTMAREDG"), ()),

@@ -82,10 +82,10 @@ class Exchange:
 
     def add_schedule(self, program: Program, after: list[int] | None = None) -> list[int]:
         self.epoch += 1
-        after = after or [-1] * len(self.routings)
+        offs, after = [r.offs for r in self.routings], after or [-1] * len(self.routings)
         return [
             program.launch(
-                rank, after[rank], "exchange_schedule", [r.offs for r in self.routings], self.signals, self.arrived[rank], rank, self.epoch,
+                rank, after[rank], "exchange_schedule", offs, self.signals, self.arrived[rank], rank, self.epoch,
                 self.starts[rank], self.sources[rank], self.offs[rank],
             )
             for rank in range(len(self.routings))
