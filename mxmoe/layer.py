@@ -255,6 +255,7 @@ def moe_layer(
     b13: Tensor | None = None,
     b2: Tensor | None = None,
     shared: tuple[Tensor, Tensor] | None = None,
+    shared_recipe: str | Recipe | None = None,
     replay: Tensor | None = None,
     replay_threshold: float | None = None,
     prepared: PreparedExperts | None = None,
@@ -268,7 +269,8 @@ def moe_layer(
 
     x (..., D); router (E, D), whose logits are FP32 and do not depend on the rest of the batch; w13 (E, 2F, D), w2 (E, D, F).
     score ("softmax" | "sigmoid"), bias, num_groups, groups_kept, normalize, scale, replay (..., K), replay_threshold: as
-    `mxmoe.ops.route`; others as `moe_experts`. shared: (w13 (2F', D), w2 (D, F')) of an expert that every token passes.
+    `mxmoe.ops.route`; others as `moe_experts`. shared: (w13 (2F', D), w2 (D, F')) of an expert that every token passes, computed by
+    shared_recipe (default: recipe).
     The Routing's fields are flat over the leading shape; its loss terms are differentiable. Dropless: a capacity factor is refused.
     group: w13, w2, b13, b2 are this rank's experts, of all that router counts; x and the Routing are of this rank's tokens.
 
@@ -298,7 +300,7 @@ def moe_layer(
     options = _Options(activation, gate_up, recipe, prepared, recompute, group, payload, backend)
     y = _experts(flat, routing, w13, w2, b13, b2, options)
     if shared is not None:
-        y = y + _shared_expert(flat, *shared, options)
+        y = y + _shared_expert(flat, *shared, replace(options, recipe=shared_recipe or recipe))
     return y.reshape(x.shape), routing
 
 

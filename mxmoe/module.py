@@ -67,6 +67,7 @@ class MoE(nn.Module):
         top_k: int,
         *,
         shared_dim: int = 0,
+        shared_recipe: str | Recipe | None = None,
         recipe: str | Recipe = "mxfp8",
         score: str = "softmax",
         selection_bias: bool = False,
@@ -94,7 +95,7 @@ class MoE(nn.Module):
         self.top_k, self.recipe = top_k, recipe
         self.options = dict(
             score=score, num_groups=num_groups, groups_kept=groups_kept, normalize=normalize, scale=scale, gate_up=gate_up,
-            activation=activation, recompute=recompute, group=group, payload=payload, backend=backend,
+            shared_recipe=shared_recipe, activation=activation, recompute=recompute, group=group, payload=payload, backend=backend,
         )  # fmt: skip
 
         def parameter(*shape):

@@ -11,7 +11,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads slee
 
 from mxmoe.recipes import RECIPES
 from training import demo
-from training.config import PRESETS, Config, add_arguments, given
+from training.base import find_base
+from training.config import add_arguments, from_command_line, given
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,11 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         if arguments.command == "run":
-            config = Config(**PRESETS[arguments.preset] | changes)
+            sizes = find_base(changes["init"]).sizes if changes.get("init") and not arguments.resume else None
+            config = from_command_line(arguments, sizes=sizes)
             return demo.run(config, changes, resume=arguments.resume, overwrite=arguments.overwrite)
-        config = Config(**demo.DEFAULTS | PRESETS[arguments.preset] | changes)
+        config = from_command_line(arguments, demo.DEFAULTS)
         return demo.demo(config, arguments.recipes, arguments.minutes, resume=arguments.resume, overwrite=arguments.overwrite)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

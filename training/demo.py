@@ -4,20 +4,22 @@ import json
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from training.checkpoint import Checkpoints
-from training.config import Config
-from training.data import Windows, load_tokens
+from training.base import model_config
+from training.checkpoint import Checkpoints, read_state, read_values
+from training.config import Config, configure, flat
+from training.data import Samples, Stream, open_tokens
 from training.metrics import read_metrics, write_metrics
 from training.model import Model
 from training.report import plot_losses, table, time_moe
-from training.train import Trainer, clear_run_dir, prepare_run_dir
+from training.rundir import clear_run_dir, prepare_run_dir
+from training.train import Trainer
 
 RECIPES = ("bf16", "mxfp8", "nvfp4")
-DEFAULTS = dict(run_dir="runs/demo", steps=100, warmup_steps=10, eval_every=20, eval_windows=24, save_every=50)
+DEFAULTS = dict(run_dir="runs/demo", corpus="stdlib", steps=100, warmup_steps=10, eval_every=20, eval_windows=24, save_every=50)
 CALIBRATION_STEPS = 4  # the fastest counts
 
 
@@ -78,7 +80,7 @@ def start_plan(root: Path, config: Config, recipes: list[str], minutes: float | 
     Trainer(replace(config, recipe=recipes[0]))  # a mistake in the configuration must not cost the old demo
     for recipe in recipes:
         clear_run_dir(root / recipe)
-    (root / "demo.json").write_text(json.dumps({"recipes": recipes, "config": asdict(config)}, indent=1) + "\n")
+    (root / "demo.json").write_text(json.dumps({"recipes": recipes, "config": flat(config)}, indent=1) + "\n")
     return config
 
 
@@ -87,7 +89,7 @@ def load_plan(root: Path) -> tuple[Config, list[str]]:
     if not (root / "demo.json").exists():
         raise FileNotFoundError(f"nothing to resume: no demo.json in {root}")
     plan = json.loads((root / "demo.json").read_text())
-    return Config(**plan["config"] | {"run_dir": str(root)}), plan["recipes"]
+    return configure(**plan["config"] | {"run_dir": str(root)}), plan["recipes"]
 
 
 def steps_for(config: Config, recipes: list[str], minutes: float) -> int:
@@ -114,12 +116,15 @@ def compare(run_dirs: list[Path], out: Path) -> None:
     """Times the MoE layers of the finished runs' models, prints the table and writes it to `out`."""
     models = {}
     for run_dir in run_dirs:
-        state = Checkpoints(run_dir / "checkpoints").load()
-        config = Config(**state["config"])
-        models[config.recipe] = Model(config.model)
-        models[config.recipe].load_state_dict(state["model"])
-    tokens = load_tokens(config.corpus, config.vocab_size, config.cache_dir)
-    ids, _ = Windows(tokens.train, config.seq_len, config.seed).next_batch(config.batch_size)
+        path = Checkpoints(run_dir / "checkpoints").newest()
+        saved = read_values(path)
+        config = configure(**saved["config"])
+        models[config.recipe] = Model(replace(model_config(saved["model_config"]), recipe=config.recipe))
+        models[config.recipe].load_state_dict(
+            read_state(path, {"model": models[config.recipe].state_dict()}, only="model")["model"]
+        )
+    tokens = open_tokens(Path(config.cache_dir) / saved["tokens_key"])
+    ids = Stream(Samples(tokens, "train", config.seq_len, config.seed)).next_batch(config.batch_size).ids
     times = time_moe(models, ids)
     results = [json.loads((run_dir / "result.json").read_text()) for run_dir in run_dirs]
     results = [result | times[result["recipe"]] for result in results]

@@ -1,0 +1,99 @@
+"""Documents -> token ids, and which of them are learned from.
+
+A plain document is its tokens and the end token. With fill-in-the-middle (arXiv 2207.14255) some are cut at two random
+characters and become `<prefix> A <suffix> C <middle> B <end>`. A conversation is its messages in the tokenizer's own format; only
+what the assistant says, its tool calls and the token that ends its turn are learned from.
+"""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from training.data.corpus import Document, digest
+from training.data.tokenizer import NAMED_ROLES, Vocabulary
+
+CHUNK = 1000  # documents that are encoded together
+
+
+def encode_documents(
+    documents: list[Document], vocabulary: Vocabulary, fim: float = 0.0, seed: int = 0
+) -> Iterator[tuple[list[int], list[bool] | None]]:
+    """(ids with the end token, which of them are targets or None for all) of every document. fim: share of plain documents with a
+    missing middle; which ones and where depends on seed and text alone."""
+    if fim and vocabulary.fim is None:
+        raise ValueError(f"fim needs a tokenizer with the tokens {', '.join(vocabulary.family.fim)}")
+    for first in range(0, len(documents), CHUNK):
+        chunk = documents[first : first + CHUNK]
+        plain = iter(vocabulary.encode_batch([document.text for document in chunk if not document.is_chat]))
+        for document in chunk:
+            if document.is_chat:
+                yield render(json.loads(document.text), vocabulary)
+                continue
+            ids, cut = next(plain), _cut(document.text, fim, seed) if fim else None
+            if cut is not None:
+                parts = vocabulary.encode_batch(cut)
+                ids = [token for mark, part in zip(vocabulary.fim, parts, strict=True) for token in (mark, *part)]
+            yield [*ids, vocabulary.eos], None
+
+
+def _cut(text: str, fim: float, seed: int) -> list[str] | None:
+    """Prefix, suffix and middle of the text, or None where its middle stays."""
+    rng = np.random.default_rng([seed, int(digest(text)[:16], 16)])
+    if rng.random() >= fim:
+        return None
+    start, end = sorted(rng.integers(0, len(text) + 1, 2))
+    return [text[:start], text[end:], text[start:end]]
+
+
+def render(messages: list[dict], vocabulary: Vocabulary, *, reply: bool = False) -> tuple[list[int], list[bool]]:
+    """Ids of a conversation and whether each is learned from. Messages are OpenAI's: `role`, `content`, and `tool_calls` of the
+    assistant. reply: ends with the opening of an answer, for the model to go on, instead of the end token. ValueError for an
+    unknown role or a call without a name."""
+    ids, learned = ([vocabulary.bos], [False]) if reply else ([], [])  # packing puts it before every document itself
+
+    def add(text: str, is_special: bool, is_learned: bool) -> None:
+        new = ([vocabulary.token(text)] if is_special else vocabulary.encode(text)) if text else []
+        ids.extend(new)
+        learned.extend([is_learned] * len(new))
+
+    def open_message(role: str) -> None:
+        before = vocabulary.family.messages[role][0]
+        add(before, True, False)
+        if before in NAMED_ROLES:
+            add(f"{role}\n", False, False)
+
+    for message in messages:
+        role = message.get("role")
+        if role not in vocabulary.family.messages or role == "call":
+            raise ValueError(f"role must be system, user, assistant or tool, got {role!r}")
+        is_learned = role == "assistant"
+        open_message(role)
+        add(_text(message.get("content")), False, is_learned)
+        for call in message.get("tool_calls") or ():
+            before, after = vocabulary.family.messages["call"]
+            add(before, before.startswith("<"), is_learned)
+            add(json.dumps(_call(call)), False, is_learned)
+            add(after, after.startswith("<"), is_learned)
+        add(vocabulary.family.messages[role][1], True, is_learned)
+    if reply:
+        open_message("assistant")
+    elif ids[-1:] != [vocabulary.eos]:
+        ids.append(vocabulary.eos)
+        learned.append(False)
+    return ids, learned
+
+
+def _text(content) -> str:
+    """A message's text: a string, nothing, or OpenAI's list of parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def _call(call: dict) -> dict:
+    function = call.get("function", call)
+    if not function.get("name"):
+        raise ValueError(f"a tool call needs a name, got {call!r}")
+    arguments = function.get("arguments") or {}
+    return {"name": function["name"], "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
