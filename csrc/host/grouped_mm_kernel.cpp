@@ -91,7 +91,7 @@ class Gemm {
     }
     stream_ = aligned && !p_.accumulate && bypasses_cache(out_bytes);
     // BF16 lines gain where groups are alike, and not where they are not.
-    const bool may_swap = Step::kSwaps && is_scaled(p_.b.element) && !p_.b.line_major && !p_.accumulate;
+    const bool may_swap = Step::kSwaps && is_scaled(p_.b.element) && !p_.b.line_major && !p_.b.panels && !p_.accumulate;
     int64_t left = work;
     for (int64_t e = 0; e < p_.num_groups; ++e) {
       GemmGroup& g = p_.groups[e];
@@ -216,7 +216,7 @@ class Gemm {
         if (swaps(c) && narrow == rows && !wide && (panel + 1) * kPanel <= p_.outputs) {
           const int64_t last = smaller(end, p_.outputs / kPanel);
           for (count = 1; panel + count < last && !panel_is_wide(g, panel + count);) ++count;
-          Step::for_pair_element(p_.b.element, [&]<Element E>() {
+          for_pair_element(p_.b.element, [&]<Element E>() {
             if constexpr (is_scaled(E)) multiply_swapped<E>(g, rows, row0, panel, count, s);
           });
           continue;
