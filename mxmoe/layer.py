@@ -77,14 +77,14 @@ def prepare_experts(
         if backward and r.backward in DTYPES and r.backward == r.forward:
             dgrad = forward
         elif not backward:
-            forward = [_in_panels(o, backend) for o in forward]
+            forward = [as_read(o, backend) for o in forward]
         else:
             dgrad = [make_operand(w, r.backward, "column", None, backend) for w in sources]
     return PreparedExperts(r.name, *forward, *dgrad, sources, (w13._version, w2._version))
 
 
-def _in_panels(o: Operand, backend: str) -> Operand:
-    """A forward copy as its backend reads it best."""
+def as_read(o: Operand, backend: str = "auto") -> Operand:
+    """A weight's row copy as the products of its backend read it best: in panels, or as it is."""
     if not isinstance(o, MXTensor) or not can_panel(o.shape):
         return o
     reads = backends.resolve(backend, o.device.type) in backends.READ_PANELS

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from mxmoe import ops
 from mxmoe.formats import FORMATS, MXTensor
-from mxmoe.layer import PreparedExperts, moe_layer, prepare_experts
+from mxmoe.layer import PreparedExperts, as_read, moe_layer, prepare_experts
 from mxmoe.ops.route import check_selection
 from mxmoe.parallel import expert_slice
 from mxmoe.recipes import Recipe, SwiGLU, get_recipe
@@ -21,14 +21,25 @@ FIELDS = ("values", "scales", "global_scale")
 
 
 class QuantizedWeight(nn.Module):
-    """A frozen weight kept as the buffers of a row-copy MXTensor: `values`, `scales` and, for NVFP4, `global_scale`."""
+    """A frozen weight kept as the buffers of a row-copy MXTensor: `values`, `scales` and, for NVFP4, `global_scale`. State dicts
+    hold its lines, also where it is kept in panels."""
 
     def __init__(self, t: MXTensor):
         super().__init__()
         self.format, self.shape, self.scope = t.format, tuple(t.shape), t.scope
         for name in FIELDS:
-            self.register_buffer(name, getattr(t, name))
+            self.register_buffer(name, None)
+        self._keep(t)
+
+    def _keep(self, t: MXTensor):
         self.layout = pytree.tree_structure(t)
+        for name in FIELDS:
+            setattr(self, name, getattr(t, name))
+
+    def for_inference_(self) -> QuantizedWeight:
+        """Keeps it as products read it best on its device: `mxmoe.to_panels`."""
+        self._keep(as_read(self()))
+        return self
 
     def forward(self) -> MXTensor:
         fields = (self._buffers[name] for name in FIELDS)
@@ -40,6 +51,18 @@ class QuantizedWeight(nn.Module):
             if buffer is not None:
                 setattr(self, name, buffer.to(fn(buffer.new_empty(0, dtype=torch.float32)).device))
         return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        lines = ops.plain_scales(self())
+        destination.update({prefix + name: t for name in FIELDS if (t := getattr(lines, name)) is not None})
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        own = self()
+        if own.panels:
+            self._keep(ops.plain_scales(own))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if own.panels:
+            self.for_inference_()
 
     def __reduce__(self):  # through the MXTensor, whose bytes pickle; torch cannot unpickle tensors of 8-bit floats
         return QuantizedWeight, (self(),), {"training": self.training}

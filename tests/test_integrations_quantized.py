@@ -406,3 +406,31 @@ def test_quantized_models_are_saved_and_loaded(family, format, prompt, tmp_path)
     with torch.no_grad():
         assert torch.equal(loaded(prompt).logits, model(prompt).logits)
     assert torch.equal(greedy(loaded, prompt), greedy(model, prompt))
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_weights_whose_shapes_allow_it_lie_in_panels(format, prompt, tmp_path):
+    """In memory only: state dicts and files hold lines."""
+    model = model_of("qwen3_moe", BF16, moe_intermediate_size=32)
+    unquantized, lines = copy.deepcopy(model), mxmoe.quantize(experts_of(model)[0].gate_up_proj.detach(), format)
+    quantize_model_(model, format)
+    weights = [m for m in model.modules() if isinstance(m, mxmoe.module.QuantizedWeight)]
+    assert all(w().panels for w in weights)
+    unquantized.set_experts_implementation(f"mxmoe_{format}")
+    with torch.no_grad():
+        assert torch.equal(model(prompt).logits, unquantized(prompt).logits)
+    assert torch.equal(greedy(model, prompt), greedy(unquantized, prompt))
+
+    stored = next(t for name, t in model.state_dict().items() if name.endswith("0.mlp.experts.gate_up_proj.values"))
+    assert torch.equal(stored.view(torch.uint8), lines.values.view(torch.uint8))
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    again = model_of("qwen3_moe", BF16, moe_intermediate_size=32)
+    for p in again.parameters():
+        p.data = torch.randn_like(p)
+    quantize_model_(again, format)
+    again.load_state_dict(model.state_dict(), assign=True)
+    for other in (loaded, again, copy.deepcopy(model)):
+        assert all(m().panels for m in other.modules() if isinstance(m, mxmoe.module.QuantizedWeight))
+        with torch.no_grad():
+            assert torch.equal(other(prompt).logits, model(prompt).logits)

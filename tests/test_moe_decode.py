@@ -151,8 +151,9 @@ def test_a_call_like_one_before_is_checked_no_less(format):
         assert isinstance(ops.moe_decode(x, ids, share, *first, **options), FakeTensor)
 
 
-def test_repeated_calls_go_past_the_checks_but_not_past_a_profiler(monkeypatch):
-    x, ids, share = torch.randn(1, D).bfloat16(), torch.zeros(1, 1).int(), torch.ones(1, 1)
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_repeated_calls_go_past_the_checks_but_not_past_a_profiler(monkeypatch, ids_dtype):
+    x, ids, share = torch.randn(1, D).bfloat16(), torch.zeros(1, 1, dtype=ids_dtype), torch.ones(1, 1)
     experts = torch.randn(E, 2 * F, D).bfloat16(), torch.randn(E, D, F).bfloat16()
 
     def call():
@@ -164,3 +165,12 @@ def test_repeated_calls_go_past_the_checks_but_not_past_a_profiler(monkeypatch):
     assert [event.count for event in profile.key_averages() if event.key == "mxmoe::moe_decode"] == [1]
     monkeypatch.setattr("mxmoe.ops.decode.check_tensor", lambda *_: pytest.fail("checked again"))
     assert_same_bits(call(), expected)
+
+
+def test_ids_outside_the_experts_go_past_the_checks_as_no_expert():
+    x, share = torch.randn(2, D).bfloat16(), torch.ones(2, 2)
+    experts = torch.randn(E, 2 * F, D).bfloat16(), torch.randn(E, D, F).bfloat16()
+    ids = torch.tensor([[1, 2**32 + 1], [-(2**40), E]])
+    expected = ops.moe_decode(x, torch.tensor([[1, -1], [-1, -1]]), share, *experts, recipe="bf16")
+    for _ in range(2):
+        assert_same_bits(ops.moe_decode(x, ids, share, *experts, recipe="bf16"), expected)

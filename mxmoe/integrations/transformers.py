@@ -178,7 +178,8 @@ class Sizes:
 
 def quantize_model_(model: nn.Module, format: str = "nvfp4", *, backend: str = "auto") -> Sizes:
     """Replaces the expert weights of a transformers model by their row copies in `format` ("mxfp8" or "nvfp4"), layer by layer, and
-    selects the implementation of that name. For inference: the weights are frozen buffers, the high-precision ones are gone.
+    selects the implementation of that name. For inference: the weights are frozen buffers, the high-precision ones are gone. On a
+    CPU they lie in panels (`mxmoe.to_panels`) where their shapes allow it.
 
     `state_dict` holds the bytes (`...gate_up_proj.values`, `.scales`, `.global_scale`) and loads into a model quantized alike;
     `save_pretrained` writes them and `from_pretrained` reads them, once this module is imported.
@@ -193,7 +194,7 @@ def quantize_model_(model: nn.Module, format: str = "nvfp4", *, backend: str = "
         for name, w in zip(WEIGHTS, _arguments(experts)[:2], strict=True):
             quantized = ops.quantize(w.detach(), format, "row", backend=backend)
             before, after = before + w.nbytes, after + quantized.nbytes
-            _replace(experts, name, quantized)
+            _replace(experts, name, quantized).for_inference_()
         _PREPARED.pop(experts, None)
     if isinstance(model, PreTrainedModel):  # so that save_pretrained says what it saves
         model.config.quantization_config = QuantizedExpertsConfig(format)
@@ -216,10 +217,12 @@ def _experts_layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def _replace(experts: nn.Module, name: str, quantized: MXTensor):
+def _replace(experts: nn.Module, name: str, quantized: MXTensor) -> QuantizedWeight:
     delattr(experts, name)
-    setattr(experts, name, QuantizedWeight(quantized))
+    weight = QuantizedWeight(quantized)
+    setattr(experts, name, weight)
     experts.config._experts_implementation = f"mxmoe_{quantized.format}"
+    return weight
 
 
 @register_quantization_config("mxmoe")
@@ -253,3 +256,9 @@ class QuantizedExpertsLoader(HfQuantizer):
                     for shape, dtype in zip(copy_shapes(w.shape, f, "row"), dtypes, strict=True)
                 ]
                 _replace(experts, name, MXTensor(*parts, f.name, "row", tuple(w.shape)))
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        for module in model.modules():
+            if isinstance(module, QuantizedWeight):
+                module.for_inference_()
+        return model

@@ -1,6 +1,7 @@
 """moe_decode beside the read bandwidth and transformers: D 2048, F 1024, E 64, K 8, one token and eight.
 
 Calls take other experts each time, so that no cache holds them. Bytes are those of the distinct experts' values and scales.
+Quantized weights lie in panels, as `quantize_model_` keeps them.
 """
 
 from functools import partial
@@ -13,7 +14,7 @@ from benchmarks import peers, timing
 from benchmarks.bars.harness import Bar, Run
 from benchmarks.cases import MoECase
 from benchmarks.ceilings import read_roof, share
-from mxmoe import ops, quantize
+from mxmoe import ops, quantize, to_panels
 
 TARGETS = {"bf16": 0.85, "mxfp8": 0.75, "nvfp4": 0.65}  # one token; eight tokens: 0.8 of that
 DISTINCT = 42  # experts that eight tokens with eight each choose among 64, on average
@@ -40,7 +41,7 @@ def choices(case: MoECase, tokens: int) -> list[Tensor]:
 def ours(case: MoECase, recipe: str, tokens: int, w13: Tensor, w2: Tensor):
     """(call, bytes of weights that it reads)."""
     x, share_of = torch.randn(tokens, case.dim).bfloat16(), torch.rand(tokens, case.top_k)
-    weights = [w if recipe == "bf16" else quantize(w, recipe) for w in (w13, w2)]
+    weights = [w if recipe == "bf16" else to_panels(quantize(w, recipe)) for w in (w13, w2)]
     ids, out = cycle([i.int() for i in choices(case, tokens)]), torch.empty_like(x)
     distinct = len(choices(case, tokens)[0].unique())
 
