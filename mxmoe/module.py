@@ -178,7 +178,7 @@ class MoE(nn.Module):
     def _apply(self, fn, recurse=True):
         bias = self.selection_bias
         super()._apply(fn, recurse)
-        if bias is not None:  # FP32 for good: a step of 0.001 would vanish in BF16
+        if bias is not None and self.selection_bias.dtype != bias.dtype:  # FP32 for good: a step of 0.001 would vanish in BF16
             self.selection_bias = bias.to(self.selection_bias.device)
         self._prepared = None
         return self
