@@ -2,16 +2,15 @@
 checkpoint."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from training import hf
 from training.checkpoint import VALUES, Checkpoints, read_state, read_values
 from training.config import SIZES
-from training.model import Model, ModelConfig
+from training.model import Model, ModelConfig, Yarn
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,7 @@ class Base:
     config: ModelConfig
     tokenizer: Path | None  # tokenizer.json or its directory
     sizes: dict  # fields of Config that describe it, as far as they can
+    window: int  # tokens of the longest sequence it was trained on
 
     @property
     def is_hf(self) -> bool:
@@ -30,7 +30,8 @@ class Base:
 
 def model_config(values: dict) -> ModelConfig:
     """From `asdict`'s result, as a checkpoint holds it."""
-    return ModelConfig(**values)
+    yarn = values.get("yarn")
+    return ModelConfig(**values | dict(yarn=yarn and Yarn(**yarn), dense_layers=tuple(values["dense_layers"])))
 
 
 def find_base(path: str | Path) -> Base:
@@ -42,29 +43,33 @@ def find_base(path: str | Path) -> Base:
     if (path / VALUES).exists():
         values = read_values(path)
         sizes = {name: values["config"][name] for name in SIZES}
-        return Base(path, model_config(values["model_config"]), path.parents[1] / "tokenizer.json", sizes)
+        config = model_config(values["model_config"])
+        return Base(path, config, path.parents[1] / "tokenizer.json", sizes, values["config"]["seq_len"])
     if (path / "config.json").exists() and "model_type" in json.loads((path / "config.json").read_text()):
-        from transformers import AutoConfig
-
-        config = hf.config_from_hf(AutoConfig.from_pretrained(path))
+        config = hf.config_from_hf(json.loads((path / "config.json").read_text()))
         sizes = {name: value for name, value in asdict(config).items() if name in SIZES}
-        return Base(path, config, path if (path / "tokenizer.json").exists() else None, sizes)
+        return Base(path, config, path if (path / "tokenizer.json").exists() else None, sizes, config.max_positions)
     raise FileNotFoundError(f"{path} is neither a run, nor a checkpoint of one, nor a Hugging Face checkpoint")
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, base: Base) -> None:
-    """Fills the model's parameters and selection biases. ValueError where names or shapes differ."""
-    state = hf.read_state(base.path) if base.is_hf else read_state(base.path, {"model": model.state_dict()}, only="model")["model"]
+def read_model(base: Base, **changes) -> Model:
+    """The model of a base, FP32; changes are fields of its ModelConfig. ValueError where names or shapes differ."""
+    if base.is_hf:
+        return hf.load(base.path, changes.pop("recipe", "bf16"), **changes)
+    model = Model(replace(base.config, **changes), seed=None)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(read_state(base.path, {"model": model.state_dict()}, only="model")["model"])
     except RuntimeError as error:
         raise ValueError(f"{base.path} does not hold this model: {error}") from None
+    return model
 
 
-def load_model(path: str | Path, **overrides) -> tuple[Model, Base]:
-    """The model of a base, in evaluation mode; overrides are fields of its ModelConfig."""
-    base = find_base(path)
-    model = Model(model_config(asdict(base.config) | overrides))
-    load_weights(model, base)
-    return model.eval(), base
+def stretched(config: ModelConfig, factor: float, window: int) -> ModelConfig:
+    """Rotary positions reach `factor` times as far (YaRN): from the length that the model was first trained on, where it says so,
+    else from its window."""
+    if factor == 1.0:
+        return config
+    yarn = config.yarn or Yarn(1.0, window)
+    yarn = replace(yarn, factor=yarn.factor * factor)
+    return replace(config, yarn=yarn, max_positions=max(config.max_positions, int(yarn.factor * yarn.original_length)))

@@ -12,7 +12,7 @@ from training.data import IGNORE
 
 def loss_sum(model: nn.Module, ids: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, list[Routing]]:
     """Cross-entropy in nats, FP32, summed over the targets that are not IGNORE. All (B, S)."""
-    logits, routings = model(ids)
+    logits, routings = model(ids) if positions is None else model(ids, positions)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum"), routings
 
 
@@ -65,8 +65,8 @@ def first_bad_module(model: nn.Module, micro_batches: list[tuple[Tensor, ...]]) 
 
     hooks = [module.register_forward_hook(check(name)) for name, module in model.named_modules() if name]
     try:
-        for ids, *_ in micro_batches:
-            model(ids)
+        for ids, _, *positions in micro_batches:
+            model(ids, *positions)
     finally:
         for hook in hooks:
             hook.remove()

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import mxmoe
-from training.base import find_base, load_weights, model_config
+from training.base import find_base, model_config, read_model, stretched
 from training.checkpoint import Checkpoints, read_state, read_values
 from training.config import Config, flat
 from training.data import IGNORE, Samples, Stream, batch, load_tokens
@@ -50,21 +50,18 @@ class Trainer:
         self.data = Stream(Samples(self.tokens, "train", config.seq_len, config.seed, self.tokens.weights), workers=phase.workers)
         self.heldout = Samples(self.tokens, "heldout", config.seq_len).spread(config.eval_windows)
         torch.manual_seed(config.seed)
-        self.model_config = model_config(saved["model_config"]) if saved else self._model_config(base)
-        self.model = Model(replace(self.model_config, recipe=config.recipe, recompute=phase.recompute), config.seed)
+        options = dict(recipe=config.recipe, recompute=phase.recompute)
         if base:
-            load_weights(self.model, base)
+            self.model = read_model(base, **options, yarn=stretched(base.config, phase.yarn, base.window).yarn)
+        else:
+            fresh = stretched(config.model, phase.yarn, int(config.seq_len / phase.yarn))
+            self.model = Model(replace(model_config(saved["model_config"]) if saved else fresh, **options), config.seed)
+        self.model_config = self.model.config
         keep_high_precision(self.model, phase.high_precision)
         self.optimizer = make_optimizer(self.model, config.weight_decay)
         self.step = self.skipped = self.bad_in_a_row = 0
         self.seconds = 0.0  # spent in steps
         self.loads: list[torch.Tensor] | None = None  # of the experts, since they were last recorded
-
-    def _model_config(self, base):
-        config = base.config if base else self.config.model
-        if self.config.phase.yarn > 1:
-            raise NotImplementedError("stretched rotary positions (yarn) are not supported yet")
-        return config
 
     @classmethod
     def start(cls, config: Config, *, overwrite: bool = False) -> "Trainer":

@@ -4,6 +4,7 @@ A corpus is a comma-separated list of sources, each with an optional weight: `st
 
     stdlib        *.py files of this Python's standard library, without tests and generated tables
     packages      *.py files of the installed pure-Python distributions, without tests
+    chats         conversations and tool transcripts made from the standard library (chats.py)
     DIR           *.py files under a directory
     DIR/**/*.rs   files that match a pattern; their repository is the first part of the path after DIR
     FILE.jsonl    one object a line: `text` or `content` (a document) or `messages` (a conversation), and optionally `repo` or
@@ -23,9 +24,11 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+
+from training.data.chats import conversations
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}  # of the standard library: generated tables rather than code
@@ -70,6 +73,13 @@ class Document:
     @cached_property
     def text(self) -> str:
         return self.given if self.file is None else self.file.read_text(encoding="utf-8", errors="replace")
+
+    def parts(self) -> list["Document"]:
+        """Itself; of a file that is to be talked about, the conversations about it."""
+        if self.file is None or not self.is_chat:
+            return [self]
+        made = enumerate(conversations(self.path, self.text))
+        return [replace(self, path=f"{self.path}#{i}", given=json.dumps(messages), file=None) for i, messages in made]
 
 
 @dataclass
@@ -172,10 +182,11 @@ def split_by_repo(documents: Iterable[Document], name: str, max_bytes: int) -> d
     splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
     total = 0
     for rank, repo in enumerate(order):
-        if total >= max_bytes and rank > num_heldout:
+        if total >= max_bytes and splits["train"]:
             break
-        splits["heldout" if rank < num_heldout else "train"] += repos[repo]
-        total += sum(len(document.text) for document in repos[repo])
+        taken = [part for document in repos[repo] for part in document.parts()]
+        splits["heldout" if rank < num_heldout else "train"] += taken
+        total += sum(len(document.text) for document in taken)
     return splits
 
 
@@ -184,6 +195,8 @@ def read_source(name: str, source: int = 0) -> Iterator[Document]:
     stdlib = Path(sysconfig.get_path("stdlib"))
     if name == "stdlib":
         yield from _files(stdlib.rglob("*.py"), stdlib, source)
+    elif name == "chats":
+        yield from (replace(document, is_chat=True) for document in _files(stdlib.rglob("*.py"), stdlib, source))
     elif name == "packages":
         yield from _packages(source)
     elif name.endswith(".jsonl"):
@@ -203,7 +216,8 @@ def read_source(name: str, source: int = 0) -> Iterator[Document]:
     elif Path(name).is_dir():
         yield from _files(Path(name).rglob("*.py"), Path(name), source)
     else:
-        raise FileNotFoundError(f"corpus {name} is neither a directory, a pattern, a .jsonl or .parquet file, stdlib nor packages")
+        known = "a directory, a pattern, a .jsonl or .parquet file, stdlib, packages or chats"
+        raise FileNotFoundError(f"corpus {name} must be {known}")
 
 
 def _files(paths: Iterable[Path], root: Path, source: int) -> Iterator[Document]:
