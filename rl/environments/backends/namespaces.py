@@ -11,19 +11,20 @@ snapshot nor a fork copies anything. While something runs in the sandbox its fil
 import errno
 import itertools
 import shutil
+import socket
 import subprocess
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rl.environments.freezer import frozen
 from rl.environments.layers import LayerStore
 from rl.environments.leases import LeaseKeeper
-from rl.environments.manifest import digest_of_stack
+from rl.environments.manifest import digest_of_stack, manifest, manifest_digest
 from rl.environments.node import SLOTS, Node
 from rl.environments.sandbox import (
     PROMISES,
@@ -87,15 +88,18 @@ class NamespaceSandbox(ServedSandbox):
         return False
 
     def snapshot(self):
+        return self._snapshot(durable=True)
+
+    def _snapshot(self, durable: bool) -> Snapshot:
         self.check()
         with self._changing:
             stack = self._stack_up() or self._copy()
-        return self._backend._keep(stack)
+        return self._backend._keep(stack, durable)
 
     def fork(self):
-        snapshot = self.snapshot()
+        snapshot = self._snapshot(durable=False)
         try:
-            return self._backend.create(_with_image(self.spec, snapshot))
+            return self._backend.create(replace(self.spec, image=snapshot))
         finally:
             snapshot.drop()
 
@@ -213,8 +217,6 @@ class Namespaces(SandboxBackend):
         return sandbox
 
     def _send(self, request: list[str], control) -> None:
-        import socket
-
         message = "\0".join(request) + "\0"
         try:
             socket.send_fds(self.node.socket, [message.encode()], [control.fileno()])
@@ -237,13 +239,10 @@ class Namespaces(SandboxBackend):
 
     def _layer_fields(self, layer: str, spec: SandboxSpec, stack: Stack) -> list[str]:
         """layer, bytes, inodes, lowers: what is written already counts."""
-        used, inodes = 0, 0
-        for name in stack.layers:
-            use = shutil.disk_usage(self.node.files(name))
-            used += use.used
+        used = sum(shutil.disk_usage(self.node.files(name)).used for name in stack.layers)
         lowers = [f"l:{self.node.layers}/{name}/u" for name in stack.layers] + [f"l:{stack.image}"]
         size = max(1 << 16, spec.limits.disk_bytes - used)
-        return [layer, str(size), str(max(64, spec.limits.inodes - inodes)), *lowers]
+        return [layer, str(size), str(spec.limits.inodes), *lowers]
 
     def _stack_of(self, image) -> Stack:
         if isinstance(image, Snapshot):
@@ -291,12 +290,13 @@ class Namespaces(SandboxBackend):
     def sandboxes(self):
         return list(self._alive.values())
 
-    def _keep(self, stack: Stack) -> Snapshot:
+    def _keep(self, stack: Stack, durable: bool = True) -> Snapshot:
         self._hold(stack)
         kept = Kept(stack)
         id = f"{self.node.name}.s{next(self._names)}"
         self._snapshots[id] = kept
-        self._hasher.submit(self._make_durable, kept)
+        if durable:
+            self._hasher.submit(self._make_durable, kept)
         return Snapshot(id, self)
 
     def _make_durable(self, kept: Kept) -> None:
@@ -306,8 +306,6 @@ class Namespaces(SandboxBackend):
             kept.digest.set_exception(SnapshotError(f"not stored: {error}"))
 
     def _store_stack(self, stack: Stack) -> str:
-        from rl.environments.manifest import manifest, manifest_digest
-
         digests = []
         for layer in stack.layers:
             if layer not in self._layer_digests:
@@ -362,7 +360,3 @@ class Namespaces(SandboxBackend):
             sandbox.destroy()
         self._hasher.shutdown(cancel_futures=True)
         self.node.close()
-
-
-def _with_image(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
-    return SandboxSpec(snapshot, spec.limits, spec.env, spec.workdir, spec.lease_s, spec.start_s, spec.tenant)

@@ -1,0 +1,5 @@
+"""Sandboxes, and what schedules and guards them."""
+
+from benchmarks.bars.environments import sandboxes
+
+BARS = [*sandboxes.BARS]
