@@ -132,7 +132,7 @@ def route_case():
 def sort_case():
     g = torch.Generator().manual_seed(0)
     ids = torch.randint(-1, 41, (310, 2), dtype=torch.int32, generator=g)  # runs with a tail, slots without an expert
-    assert_same(*(ops.sort_by_expert(ids, 40, backend=name) for name in ("interpreter", "reference")))
+    assert_same(*(ops.sort_by_expert(ids, 40, backend=name) for name in (INTERPRETER.name, "reference")))
 
 
 def quantize_case():
@@ -184,7 +184,7 @@ def check_rows(tokens: int, top_k: int, experts: int, width: int, dtype, copies:
         y_tokens = (ops.unpermute(y, routing, weights, out_dtype=d, backend=name) for d in (dtype, torch.float32))
         return ops.permute(x, routing, **fused, backend=name), rows_grad, *y_tokens
 
-    assert_same(run("interpreter"), run("reference"))
+    assert_same(run(INTERPRETER.name), run("reference"))
 
 
 def check_swiglu(rows: int, width: int, dtype, offs, activation, gate_up: str, copies: tuple[str, str] | None):
@@ -196,7 +196,7 @@ def check_swiglu(rows: int, width: int, dtype, offs, activation, gate_up: str, c
         options |= dict(format=copies[0], axis=copies[1], scale_mode="floor" if gate_up == "interleaved" else "rceil")
     got, want = (
         (ops.swiglu(h, **options, backend=name), ops.swiglu_backward(da, h, **options, backend=name))
-        for name in ("interpreter", "reference")
+        for name in (INTERPRETER.name, "reference")
     )
     assert_same(got, want)
 

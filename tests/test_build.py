@@ -162,7 +162,7 @@ def test_b05_core_that_does_not_load(tmp_path, name, content, reason):
     assert output.count("the host backend needs the compiled core mxmoe._C") == 3  # host, auto, and in the report
     assert output.count(reason) >= 3
     assert name == "no_core" or output.count(str(package / name)) >= 3
-    assert "R reference, C cuda, - none" in output  # of GPU kernels, the line above the table tells whether they are built
+    assert "R reference, C cuda, T triton, - none" in output  # whether the GPU kernels are built, a line above tells
 
 
 # Real builds, in an order in which each uses what the one before compiled

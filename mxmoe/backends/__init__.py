@@ -65,7 +65,7 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-BACKENDS = ("reference", "host", "cuda", "interpreter")
+BACKENDS = ("reference", "host", "cuda", "triton", "interpreter")
 FAST = {"cpu": "host", "cuda": "cuda"}  # by type of device
 READ_PANELS = ("host",)  # their grouped_mm and moe_decode take weights in panels
 
