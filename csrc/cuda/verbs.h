@@ -20,6 +20,21 @@ template <class L>
 void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values,
                         const Tensor& scales, const Tensor& global);
 
+// One copy of x (B, R, L), rows of unit stride, matrices R rows apart, of any format and option; scales plain. stream:
+// of random words. dequantize: the inverse. swizzle_scales: plain (B, lines, blocks), blocked (B, bytes), which holds
+// zeros where it is written.
+template <class L>
+void run_quantize_blocks(L& l, const Tensor& x, const Tensor& offs, const std::string& format, bool floor,
+                         const std::string& scope, std::optional<int64_t> seed, bool hadamard, bool four_six,
+                         bool block_2d, bool column, int64_t stream, const Tensor& values, const Tensor& scales,
+                         const Tensor& global);
+template <class L>
+void run_dequantize(L& l, const Tensor& values, const Tensor& scales, const Tensor& global, const Tensor& offs,
+                    const std::string& format, bool column, const std::string& scope, const Tensor& out);
+template <class L>
+void run_swizzle_scales(L& l, const Tensor& plain, const Tensor& blocked, const Tensor& offs, bool column,
+                        int64_t block, bool inverse);
+
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
 // "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4. arrived: none, or
 // flags of minibatches of a's rows that dispatch brings meanwhile, BF16 and FP16 only.

@@ -50,7 +50,7 @@ def failures(kernel: str, run: Run) -> float:
 def mutation(least: int | None) -> tuple[Counter, Counter, tuple[str, ...]]:
     """(mutants by class, those that are caught, survivors) of every kernel's cases, or of the first `least` cases."""
     made, caught, survivors = Counter(), Counter(), []
-    cases = [(name, case, ()) for name, case in {**CASES, **peer_cases.CASES}.items()]
+    cases = [(name, case, ()) for name, case in {**CASES, "exchange": peer_cases.every_case}.items()]
     cases += [(name, case, peer_cases.OVERLAPPED_OPS) for name, case in peer_cases.OVERLAPPED.items()]
     with num_threads(1):
         for name, case, ops in cases[:least]:
