@@ -170,7 +170,7 @@ def copies_case(format: str, **options):
 
 
 def copies_row_scope_case():
-    check_copies(boundary_inputs(150, 77, 3, torch.float32, finite=False), "nvfp4", "row", ends(130, 0, 13), seed=5)
+    check_copies(boundary_inputs(150, 77, 3, torch.float32, finite=False), "nvfp4", "row", ends(130, 0, 20), seed=5)
 
 
 def quantize_plain_case():
@@ -343,6 +343,20 @@ def decode_case(format: str):
     return case
 
 
+def products_case():
+    """FP32, of FP32 and of 16 bits, in any strides."""
+    p = Problem((40, 0, 1, 12), 37, 19, past=5)
+    check_grouped_mm(p, "fp32", torch.float32, bias=True)
+    check_grouped_mm(p, "fp32", torch.bfloat16)
+    check_wgrad(p, "fp32", torch.float32, accumulate=True)
+    check_wgrad(p, "fp32", torch.float16)
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randint(-4, 5, (19, 40), generator=g).bfloat16().T, torch.randint(-4, 5, (1, 19, 33), generator=g).half().mT
+    out = poisoned((40, 33), torch.float32)
+    INTERPRETER.run("grouped_mm", (a, None, None, "fp32"), (b, None, None, "fp32"), ends(40), None, out)
+    assert_same_bits(out, a.float() @ b[0].float().T)
+
+
 # One or two of each kernel: run under many schedules, and with every mistake made on purpose. A new kernel adds its own here.
 CASES = {
     "quantize": quantize_case,
@@ -361,6 +375,7 @@ CASES = {
     **{f"wgrad-{format}-sm_90": wgrad_case(format, "sm_90") for format in ("mxfp8", "nvfp4", "bf16")},
     **{f"grouped_mm-{format}-pair": grouped_mm_pair_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-columns-pair": grouped_mm_pair_case("bf16", columns=True),
+    "products": products_case,
     "cluster": cluster_case,
     "route": route_case,
     "sort": sort_case,

@@ -51,6 +51,15 @@ void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Te
                          const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
                          const Tensor& arrived, int64_t minibatch, const Tensor& out);
 
+// In FP32, of operands in FP32, BF16 or FP16 with any strides: a (M, C), b (E, O, C); wgrad: a (O, tokens), b (C,
+// tokens), out (E, O, C).
+template <class L>
+void run_grouped_mm_fp32(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, const Tensor& bias,
+                         const Tensor& out);
+template <class L>
+void run_grouped_mm_wgrad_fp32(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, bool accumulate,
+                               const Tensor& out);
+
 // a (tokens, O) and b (tokens, C), column copies with their groups' blocked scales, or BF16 or FP16 rows; NVFP4 as
 // (O, tokens / 2) and (C, tokens / 2) bytes, global one per group. out (E, O, C).
 template <class L>

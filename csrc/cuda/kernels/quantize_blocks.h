@@ -145,10 +145,10 @@ MXMOE_KERNEL U nvfp4_scale(M& m, const globals<M>& g, const F (&x)[C::kBlock], U
   return error4 < error6 ? s4 : s6;
 }
 
-// The codes of a block, and its scale byte.
+// The codes of a block that has so many elements, and its scale byte.
 template <class C, class M, class F, class U, class Index>
 MXMOE_KERNEL U encode(M& m, const globals<M>& g, const F (&x)[C::kBlock], F s_dec, Index first, int64_t step,
-                      U (&words)[C::kWords]) {
+                      int elements, U (&words)[C::kWords]) {
   using E = typename C::Element;
   U amax = largest<C>(m, x);
   for (int lanes = 1; g.options.block_2d && lanes < C::kBlock; lanes *= 2) amax = larger(amax, m.shfl_xor(amax, lanes));
@@ -177,7 +177,7 @@ MXMOE_KERNEL U encode(M& m, const globals<M>& g, const F (&x)[C::kBlock], F s_de
     else
       code = encode_nearest<E, F, U>(magnitude);
     code = C::kGlobal ? (scale == 0u ? U{} : code | sign) : code | sign;
-    code = poisoned != 0u ? U{} + E::kPoison : code;
+    if (i < elements) code = poisoned != 0u ? U{} + E::kPoison : code;  // padding stays 0
     words[i / C::kCodesOfWord] = words[i / C::kCodesOfWord] | code << (i % C::kCodesOfWord * E::kBits);
   });
   if constexpr (C::kGlobal) scale = poisoned != 0u ? U{} + kNvfp4Poison : scale;
@@ -212,9 +212,11 @@ MXMOE_KERNEL void store(M& m, const globals<M>& g, const RowTile& tile, int64_t 
                   words[i], m.splat((left + 1) / 2 - 4 * i), line_bytes % 4 == 0, writes);
   } else {
     uint8_t* to = c.values + (c.row(tile, row_tile) + at.position) * c.length + at.column;
-    for (int i = 0; i < C::kBlock && i < left; ++i)
-      m.template st_global<uint8_t>(to + i * c.length, line, m.template cast<uint8_t>(words[i / 4] >> (8 * (i % 4))),
-                                    writes);
+    unrolled<C::kBlock>([&](int i) {
+      if (i < left)
+        m.template st_global<uint8_t>(to + i * c.length, line, m.template cast<uint8_t>(words[i / 4] >> (8 * (i % 4))),
+                                      writes);
+    });
   }
   m.template st_global<uint8_t>(c.scales + first_line * blocks + position / C::kBlock, line * static_cast<int>(blocks),
                                 m.template cast<uint8_t>(scale), writes);
@@ -248,7 +250,8 @@ MXMOE_KERNEL void codes(M& m, const globals<M>& g) {
     const auto word = g.copy.column ? (lane + at.column) + (first_row + at.position) * g.copy.length
                                     : (lane + first_row) * g.copy.length + (at.column + at.position);
     U words[C::kWords];
-    const U scale = encode<C>(m, g, x, s_dec, word, g.copy.column ? g.copy.length : 1, words);
+    const int elements = g.copy.column ? tile.rows - at.position : C::kBlock;
+    const U scale = encode<C>(m, g, x, s_dec, word, g.copy.column ? g.copy.length : 1, elements, words);
     store<C>(m, g, tile, row_tile, at, words, scale);
   }
 }

@@ -36,8 +36,8 @@ VERBS = {
     unpermute_backward: HIGH_PRECISION,
     swiglu: HIGH_PRECISION,
     swiglu_backward: HIGH_PRECISION,
-    grouped_mm: ("bf16", "fp16", *MX8, "nvfp4"),
-    grouped_mm_wgrad: ("bf16", "fp16", *MX8, "nvfp4"),
+    grouped_mm: (*HIGH_PRECISION, *MX8, "nvfp4"),
+    grouped_mm_wgrad: (*HIGH_PRECISION, *MX8, "nvfp4"),
     moe_decode: DECODED,
 }  # -> formats, on one architecture at least
 SUPPORTS: frozenset[tuple[str, str]] = frozenset((verb.__name__, format) for verb, formats in VERBS.items() for format in formats)
