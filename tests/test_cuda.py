@@ -12,7 +12,7 @@ from mxmoe.formats import FORMATS, QuantizeOptions
 from mxmoe.recipes import SwiGLU
 
 E, O, C, R = 3, 64, 128, 40
-HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HIGH_PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def random(*shape, dtype=torch.bfloat16, device="cuda"):
@@ -97,7 +97,7 @@ def half(*shape, dtype=torch.bfloat16):
 
 def operand(*lines_and_contraction, format):
     *lines, contraction = lines_and_contraction
-    if format in ("bf16", "fp16"):
+    if format in HIGH_PRECISION:
         return half(*lines, contraction, dtype=HIGH_PRECISION[format]), None, None, format
     fmt = FORMATS[format]
     values = empty(*lines, contraction * fmt.bits // 8)

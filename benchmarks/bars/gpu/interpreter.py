@@ -18,7 +18,9 @@ from tests.helpers import num_threads
 from tests.interpreter_cases import CASES, check_grouped_mm
 
 SEEDS = 20
-KERNELS = ("case", "quantize", "grouped_mm", "grouped_mm_wgrad", "permute, unpermute", "swiglu", "exchange")  # cases' first words
+# First words of the cases' names. copies: quantize with options, dequantize, swizzle_scales.
+KERNELS = ("case", "quantize", "copies", "grouped_mm", "grouped_mm_wgrad", "route", "permute, unpermute", "swiglu", "moe_decode",
+           "exchange")  # fmt: skip
 CLASSES = sorted({area for area, _ in mutants.KINDS.values()})
 
 

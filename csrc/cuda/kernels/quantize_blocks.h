@@ -177,7 +177,8 @@ MXMOE_KERNEL U encode(M& m, const globals<M>& g, const F (&x)[C::kBlock], F s_de
     else
       code = encode_nearest<E, F, U>(magnitude);
     code = C::kGlobal ? (scale == 0u ? U{} : code | sign) : code | sign;
-    if (i < elements) code = poisoned != 0u ? U{} + E::kPoison : code;  // padding stays 0
+    code = poisoned != 0u ? U{} + E::kPoison : code;
+    if (i >= elements) code = U{};  // padding
     words[i / C::kCodesOfWord] = words[i / C::kCodesOfWord] | code << (i % C::kCodesOfWord * E::kBits);
   });
   if constexpr (C::kGlobal) scale = poisoned != 0u ? U{} + kNvfp4Poison : scale;
@@ -250,7 +251,7 @@ MXMOE_KERNEL void codes(M& m, const globals<M>& g) {
     const auto word = g.copy.column ? (lane + at.column) + (first_row + at.position) * g.copy.length
                                     : (lane + first_row) * g.copy.length + (at.column + at.position);
     U words[C::kWords];
-    const int elements = g.copy.column ? tile.rows - at.position : C::kBlock;
+    const int elements = !data ? 0 : g.copy.column ? tile.rows - at.position : C::kBlock;
     const U scale = encode<C>(m, g, x, s_dec, word, g.copy.column ? g.copy.length : 1, elements, words);
     store<C>(m, g, tile, row_tile, at, words, scale);
   }
