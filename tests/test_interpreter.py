@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from mxmoe import moe_layer
 from mxmoe.backends.interpreter import KernelError, running
 from mxmoe.recipes import SwiGLU
 from tests.gemm_cases import Problem, dense, operand
@@ -223,6 +224,25 @@ def test_any_schedule_gives_the_same(name):
     for seed in range(20):
         with running(seed=seed, num_sms=1 + seed % 4):
             CASES[name]()
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8"])
+def test_a_layer_and_its_gradients_are_near_the_references(recipe, arch):
+    g = torch.Generator().manual_seed(0)
+    parts = [torch.randn(shape, generator=g).bfloat16() / 8 for shape in ((9, 64), (4, 64), (4, 64, 64), (4, 64, 32))]
+
+    def run(backend):
+        leaves = [t.clone().requires_grad_() for t in parts]  # x, router, w13, w2
+        y, _ = moe_layer(*leaves, top_k=2, recipe=recipe, backend=backend)
+        y.sum().backward()
+        return y.detach(), *(t.grad for t in leaves)
+
+    with running(arch=arch):
+        got = run("interpreter")
+    for result, want in zip(got, run("reference"), strict=True):
+        assert want.any()
+        torch.testing.assert_close(result, want, rtol=2**-7, atol=2**-7 * float(want.abs().max()))
 
 
 # What it finds
