@@ -357,21 +357,19 @@ class Scheduler:
         table.deadline[slot] = min(self.now + table.lease[slot], table.last[slot])
         self.decisions.append(Ready(self._id(slot), int(table.placement[slot]), self.nodes.names[table.node[slot]]))
 
-    def _seen(self, slot: int) -> bool:
-        return self.table.reports[slot] < self.nodes.reports_N[self.table.node[slot]]
-
     def _settle(self, slot: int):
         """The start's peak is over."""
         table, shape = self.table, self.table.shape[slot]
         if table.peak[slot]:
-            self.nodes.settle(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape], self._seen(slot))
+            self.nodes.settle(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape])
             table.peak[slot] = False
 
     def _unplace(self, slot: int):
         """The placement no longer exists; its resources are free."""
         table, shape = self.table, int(self.table.shape[slot])
         self._settle(slot)
-        self.nodes.release(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape], self._seen(slot))
+        node = int(table.node[slot])
+        self.nodes.release(node, self.steady_SR[shape], seen=bool(table.reports[slot] < self.nodes.reports_N[node]))
         self.tenants[table.tenant[slot]].give(self.shapes[shape].steady)
         del self.slot_of[int(table.placement[slot])]
         table.placement[slot] = table.node[slot] = -1
