@@ -1,9 +1,9 @@
-"""A cluster in virtual time: the real scheduler over nodes whose delays were measured, for questions of 100,000 environments and more.
+"""A cluster in virtual time: the real scheduler over nodes whose delays were measured, for 100,000 environments and more.
 
-Nodes start an environment in a log-normal time whose median grows with how many are alive there (5.4 ms, and 3 times more per 3,000
-alive; 99th percentile 3.3 medians), after fetching an image they lack (new nodes only: the first have all). These were measured on one 2-core machine with the namespaces
-launcher; `node_cores` scales how many environments slow a node down alike. Lifetimes, the mix of shapes and live use are assumptions,
-named in `Plan`.
+Nodes start an environment in a log-normal time whose median grows with how many are alive there (5.4 ms, and 3 times more per
+3,000 alive; 99th percentile 3.3 medians), after fetching an image they lack (new nodes only: the first have all). These were
+measured on one 2-core machine with a launcher of namespaces; more cores slow down as much later. Lifetimes, the mix of shapes and
+live use are assumptions, named in `Plan` and `MIX`.
 
 Only calls of the scheduler are timed (`Result.placements_per_s` is per second of those). Latencies are those of one server: a request
 waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own call.
