@@ -5,7 +5,7 @@ Nodes start an environment in a log-normal time whose median grows with how many
 measured on one 2-core machine with a launcher of namespaces; more cores slow down as much later. Lifetimes, the mix of shapes and
 live use are assumptions, named in `Plan` and `MIX`.
 
-Only calls of the scheduler are timed (`Result.placements_per_s` is per second of those). Latencies are those of one server: a request
+Only calls of the scheduler are timed (`placements_per_s` is per second of those). Latencies are those of one server: a request
 waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own call.
 """
 
