@@ -62,7 +62,7 @@ class Model:
             peak = env.state in ("starting", "stopping-start")
             for r, (most, steady) in enumerate(zip(env.shape.peak, env.shape.steady, strict=True)):
                 promised[r] += most if peak else steady
-                unseen[r] += steady * (env.seen == node.reports) + (most - steady) * peak
+                unseen[r] += most if env.seen == node.reports else (most - steady) * peak
         return [
             min(int(config.overcommit[r] * c) - promised[r], int(config.pressure[r] * c) - node.live[r] - unseen[r])
             for r, c in enumerate(node.capacity)
@@ -231,7 +231,7 @@ def check(scheduler: Scheduler):
         assert table.peak[slot] or state != STARTING
         reserved[:, node] += steady
         starting[:, node] += (peak - steady) * table.peak[slot]
-        unseen[:, node] += steady * (table.reports[slot] == nodes.reports_N[node]) + (peak - steady) * table.peak[slot]
+        unseen[:, node] += peak if table.reports[slot] == nodes.reports_N[node] else (peak - steady) * table.peak[slot]
         count[node] += 1
         held[tenant] += 1
         used[tenant] += steady

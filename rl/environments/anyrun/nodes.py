@@ -6,7 +6,7 @@ A node takes a placement where both hold for each of the four resources, with wh
     live     + unseen   + need <= pressure * capacity        what the node last reported, plus all that it had no time to show
 
 `reserved` is the sum of `steady` over its environments, `starting` the sum of `peak - steady` over those that do not answer yet,
-`unseen` that of all that starts, and `steady` of what was placed since its last report. Of the nodes that can, the
+`unseen` the peaks placed since its last report, and `peak - steady` of what was starting when it came. Of the nodes that can, the
 one with the least room left is taken (best fit), so that empty nodes stay empty; a node without the image is `image_cost` worse. A
 virtual-scheduling token bucket (one time per node) limits starts per second.
 """
@@ -97,17 +97,18 @@ class Nodes:
         self.count_N[node] += 1
         self._refresh(node)
 
-    def settle(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray):
-        """A start is over: what was reserved for its peak is free."""
+    def settle(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray, seen: bool):
+        """A start is over: what was reserved for its peak is free. `seen`: the node has reported since it was placed."""
         self.starting_RN[:, node] -= peak_R - steady_R
-        self.unseen_RN[:, node] -= peak_R - steady_R
+        if seen:
+            self.unseen_RN[:, node] -= peak_R - steady_R
         self._refresh(node)
 
-    def release(self, node: int, steady_R: np.ndarray, seen: bool):
-        """A placement that had settled is gone. `seen`: the node has reported since it was placed."""
+    def release(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray, seen: bool):
+        """A placement that had settled is gone."""
         self.reserved_RN[:, node] -= steady_R
         if not seen:
-            self.unseen_RN[:, node] -= steady_R
+            self.unseen_RN[:, node] -= peak_R
         self.count_N[node] -= 1
         self._refresh(node)
 
