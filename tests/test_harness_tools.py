@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rl.environments import open_backend
@@ -213,6 +213,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "", "  x = 1", "}"]), max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
+@example([], ["a", "a"], "\r\n", False, True, 0)
 @given(LINES, LINES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_patches_of_git_apply(tmp_path_factory, before, after, end, bare_before, bare_after, context):
     root = tmp_path_factory.mktemp("patch")

@@ -37,7 +37,9 @@ def line_end(text: str) -> str:
 
 def meant_line_end(patch: str) -> str:
     """CRLF where only the lines that a patch adds have it; a patch that is CRLF throughout was just sent so."""
-    added = [line for line in patch.split("\n") if line.startswith("+")]
+    lines = patch.split("\n")
+    bare = [after.startswith("\\") for after in [*lines[1:], ""]]  # such a line has no end to judge by
+    added = [line for line, none in zip(lines, bare, strict=True) if line.startswith("+") and not none]
     headers = [line for line in added if line.startswith("+++ ")]
     crlf = [line for line in added if line.endswith("\r")]
     return "\r\n" if len(crlf) == len(added) - len(headers) and not set(crlf) & set(headers) and crlf else "\n"
