@@ -20,5 +20,6 @@ PYBIND11_MODULE(_C, m) {
   mxmoe::bind_route(m);
   mxmoe::bind_rows(m);
   mxmoe::bind_memory(m);
+  mxmoe::bind_delta(m);
   mxmoe::bind_ceilings(m);
 }

@@ -567,7 +567,7 @@ def test_r23_more_experts_per_token_than_experts():
         ({"num_groups": 2}, ValueError, r"num_groups must divide the number of experts \(3\), got 2"),
         ({"replay": torch.zeros(4, 3, dtype=torch.int32)}, ValueError, r"replay must have shape \(4, 2\)"),
         ({"replay_threshold": 0.5}, ValueError, "replay_threshold needs replay"),
-        ({"backend": "gpu"}, ValueError, "backend must be 'auto' or one of reference, host, cuda, interpreter, got 'gpu'"),
+        ({"backend": "gpu"}, ValueError, "backend must be 'auto' or one of reference, host, cuda, triton, interpreter, got 'gpu'"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_expected_and_got(change, error, message):

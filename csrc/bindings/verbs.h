@@ -8,6 +8,7 @@ void bind_grouped_mm(pybind11::module_& m);
 void bind_moe_decode(pybind11::module_& m);
 void bind_route(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
-void bind_rows(pybind11::module_& m);      // permute, unpermute, swiglu and their backward forms
+void bind_rows(pybind11::module_& m);  // permute, unpermute, swiglu and their backward forms
+void bind_delta(pybind11::module_& m);
 void bind_ceilings(pybind11::module_& m);  // probes, not verbs
 }  // namespace mxmoe
