@@ -16,7 +16,7 @@ from training.data.corpus import Document, has_secret, load_corpus, near_copies,
 from training.data.encode import encode_documents, render
 from training.data.packing import best_fit, pack
 from training.data.stream import BLOCK, quotas
-from training.data.tokenizer import END, OWN, TURN, Vocabulary, train_tokenizer
+from training.data.tokenizer import END, KIMI, OWN, QWEN, TURN, Vocabulary, train_tokenizer
 
 
 def read_corpus(root, max_bytes=10_000_000) -> dict[str, list[str]]:
@@ -264,6 +264,27 @@ def test_packaged_tokenizer_is_read_offline(tmp_path):
     assert all(row[0, 0] == 0 and 1 in row[1] for row in samples.spread(4))  # documents begin with one token, end with another
     with pytest.raises(ValueError, match=r"at least \d+, the tokenizer's, got 5000"):
         load_tokens(path, 5000, str(tmp_path / "cache"), tokenizer="deepseek")
+
+
+def test_other_formats_of_conversations_and_tokenizers_of_no_known_family(tmp_path):
+    for family in (KIMI, QWEN):
+        ids, learned = render(CHAT, vocabulary := Vocabulary(train_tokenizer(["x"], 300, family.special), family))
+        text = vocabulary.tokenizer.decode(ids, skip_special_tokens=False)
+        for role in ("system", "user", "assistant"):
+            assert family.messages[role][0] in text
+        said = vocabulary.decode(i for i, is_learned in zip(ids, learned, strict=True) if is_learned)
+        assert said.replace("\n", "") == 'let me{"name": "ls", "arguments": {"path": "."}}a.py'
+        assert text.endswith(family.eos)
+    train_tokenizer(["x"], 300, ["<s>", "</s>"]).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="none of the known end tokens"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}')
+    vocabulary = load_vocabulary(tmp_path)
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.fim) == (0, 1, None)
+    with pytest.raises(ValueError, match="no known format for conversations"):
+        render(CHAT, vocabulary)
+    with pytest.raises(ValueError, match="fim needs a tokenizer"):
+        list(encode_documents([Document("r", "p", given="x")], vocabulary, 0.5))
 
 
 def test_cache_that_is_killed_while_it_is_built_is_built_again(corpus, tmp_path, monkeypatch):

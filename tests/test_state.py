@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from tests.test_train import assert_same_state, cache_dir, config, corpus  # noqa: F401
 from training.checkpoint import Checkpoints, read_state
+from training.config import changed
 from training.train import Trainer
 
 
@@ -199,3 +202,52 @@ def test_two_ranks_save_and_one_reads(tmp_path):
     state = Checkpoints(tmp_path).load()
     assert state["both"].tolist() == [0, 1, 2, 3]
     assert len(json.loads((tmp_path / "step-00000005" / "sha256.json").read_text())) == 4
+
+
+# --- whole runs, killed ----------------------------------------------------------------------------------------------
+
+
+def in_child(function) -> int:
+    """Process id of a child that runs the function on one thread."""
+    pid = os.fork()
+    if pid == 0:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def test_run_killed_at_random_moments_goes_on_bitwise(config, tmp_path):  # noqa: F811
+    steps, rng = 30, random.Random(0)
+    killed = changed(config, steps=steps, save_every=1, trackers="", run_dir=str(tmp_path / "killed"), recipe="mxfp8")
+
+    def whole():
+        trainer = Trainer.start(changed(killed, run_dir=str(tmp_path / "whole"), keep=steps + 1))
+        for _ in range(steps):
+            trainer.train_step()
+            trainer.save()
+
+    os.waitpid(in_child(whole), 0)
+    checkpoints = Checkpoints(Path(killed.run_dir, "checkpoints"))
+
+    def run():
+        (Trainer.resume(killed.run_dir) if checkpoints.paths() else Trainer.start(killed, overwrite=True)).run("")
+
+    def check():
+        newest = checkpoints.newest()
+        assert_same_state(read_state(newest), read_state(tmp_path / "whole" / "checkpoints" / newest.name))
+        return newest.name
+
+    for _ in range(4):
+        pid, before, deadline = in_child(run), checkpoints.paths()[:1], time.monotonic() + 60
+        while checkpoints.paths()[:1] == before and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.1)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        check()
+    os.waitpid(in_child(run), 0)
+    assert check() == f"step-{steps:08d}"

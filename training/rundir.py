@@ -57,7 +57,7 @@ def clear_run_dir(run_dir: Path) -> None:
     """Removes what a run has written there and nothing else."""
     for name in ("checkpoints", "tensorboard"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
-    for name in (METRICS, LOADS, "config.json", "result.json", "tokenizer.json"):
+    for name in (METRICS, LOADS, "config.json", "result.json", "tokenizer.json", "tokenizer_config.json"):
         (run_dir / name).unlink(missing_ok=True)
 
 

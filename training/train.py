@@ -9,7 +9,6 @@ parameters nor biases; its data and its place in the learning-rate schedule are 
 import json
 import math
 import resource
-import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,7 +68,7 @@ class Trainer:
         trainer = cls(config)
         clear_run_dir(trainer.run_dir)  # only now: a mistake in the configuration must not cost the old run
         (trainer.run_dir / "config.json").write_text(json.dumps(flat(config), indent=1) + "\n")
-        shutil.copy(trainer.tokens.directory / "tokenizer.json", trainer.run_dir)
+        trainer.tokens.vocabulary.save(trainer.run_dir)
         return trainer
 
     @classmethod

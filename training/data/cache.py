@@ -2,7 +2,8 @@
 
 A directory named by the hash of everything it was made from (texts, tokenizer, fill-in-the-middle):
 
-    tokenizer.json               corpus.json: what was read, dropped and counted
+    tokenizer.json, tokenizer_config.json
+    corpus.json                  what was read, dropped and counted
     {train,heldout}.bin          token ids, uint16, or uint32 for vocabularies past 65536
     {train,heldout}.ends.bin     int64, the end of every document in it
     {train,heldout}.source.bin   uint8, the source of every document
@@ -160,7 +161,7 @@ def _build(
                 vocabulary = Vocabulary(train_tokenizer(texts, vocab_size, OWN.special), OWN)
             else:
                 vocabulary = given
-            vocabulary.tokenizer.save(str(building / "tokenizer.json"))
+            vocabulary.save(building)
             _write(documents, vocabulary, fim, seed, building)
             sums = {path.name: digest(path.read_bytes()) for path in sorted(building.iterdir())}
             (building / "sha256.json").write_text(json.dumps(sums, indent=1))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from training.data.corpus import Document, digest
-from training.data.tokenizer import NAMED_ROLES, Vocabulary
+from training.data.tokenizer import ROLES, Vocabulary
 
 CHUNK = 1000  # documents that are encoded together
 
@@ -50,37 +50,32 @@ def render(messages: list[dict], vocabulary: Vocabulary, *, reply: bool = False)
     """Ids of a conversation and whether each is learned from. Messages are OpenAI's: `role`, `content`, and `tool_calls` of the
     assistant. reply: ends with the opening of an answer, for the model to go on, instead of the end token. ValueError for an
     unknown role or a call without a name."""
+    if not vocabulary.family.messages:
+        raise ValueError("the tokenizer has no known format for conversations")
     ids, learned = ([vocabulary.bos], [False]) if reply else ([], [])  # packing puts it before every document itself
 
-    def add(text: str, is_special: bool, is_learned: bool) -> None:
-        new = ([vocabulary.token(text)] if is_special else vocabulary.encode(text)) if text else []
+    def add(new: list[int], is_learned: bool) -> None:
         ids.extend(new)
         learned.extend([is_learned] * len(new))
 
-    def open_message(role: str) -> None:
-        before = vocabulary.family.messages[role][0]
-        add(before, True, False)
-        if before in NAMED_ROLES:
-            add(f"{role}\n", False, False)
-
     for message in messages:
         role = message.get("role")
-        if role not in vocabulary.family.messages or role == "call":
-            raise ValueError(f"role must be system, user, assistant or tool, got {role!r}")
+        if role not in ROLES:
+            raise ValueError(f"role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {role!r}")
+        before, after = vocabulary.family.messages[role]
         is_learned = role == "assistant"
-        open_message(role)
-        add(_text(message.get("content")), False, is_learned)
+        add(vocabulary.encode_template(before), False)
+        add(vocabulary.encode(_text(message.get("content"))), is_learned)
         for call in message.get("tool_calls") or ():
-            before, after = vocabulary.family.messages["call"]
-            add(before, before.startswith("<"), is_learned)
-            add(json.dumps(_call(call)), False, is_learned)
-            add(after, after.startswith("<"), is_learned)
-        add(vocabulary.family.messages[role][1], True, is_learned)
+            opening, closing = vocabulary.family.messages["call"]
+            add(vocabulary.encode_template(opening), is_learned)
+            add(vocabulary.encode(json.dumps(_call(call))), is_learned)
+            add(vocabulary.encode_template(closing), is_learned)
+        add(vocabulary.encode_template(after), is_learned)
     if reply:
-        open_message("assistant")
+        add(vocabulary.encode_template(vocabulary.family.messages["assistant"][0]), False)
     elif ids[-1:] != [vocabulary.eos]:
-        ids.append(vocabulary.eos)
-        learned.append(False)
+        add([vocabulary.eos], False)
     return ids, learned
 
 
