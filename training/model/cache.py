@@ -93,10 +93,8 @@ class KVCache:
 
     def write(self, layer_idx: int, sequences: Sequences, *parts: Tensor):
         """New tokens' parts (T, heads, width) of a layer; they count once `advance` is called."""
-        lengths = torch.tensor(sequences.lengths, device=self.device)
-        slots = torch.tensor(sequences.slots, device=self.device).repeat_interleave(lengths)
         for kept, part in zip(self.layers[layer_idx], parts, strict=True):
-            kept[slots, :, sequences.positions] = part.detach().to(kept.dtype)
+            kept[sequences.slot_of_token, :, sequences.positions] = part.detach().to(kept.dtype)
 
     def read(self, layer_idx: int, group: Group) -> tuple[Tensor, ...]:
         """Parts (B, heads, keys, width) of the group's sequences, as many keys as the longest has."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import torch
@@ -32,8 +32,13 @@ class Group:
 
     def mask(self, keys: int, queries: range, device: torch.device) -> Tensor:
         """Which of the first `keys` keys the given ones of the new tokens see: bool (B or 1, queries, keys)."""
-        past = torch.tensor(self.past[:1] if len(set(self.past)) == 1 else self.past, device=device)
-        last = past[:, None] + torch.tensor(queries, device=device)
+        return _mask(self.past[:1] if len(set(self.past)) == 1 else self.past, keys, queries, device)
+
+
+@lru_cache(maxsize=16)  # every layer asks for the same ones
+def _mask(past: tuple[int, ...], keys: int, queries: range, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        last = torch.tensor(past, device=device)[:, None] + torch.tensor(queries, device=device)
         return torch.arange(keys, device=device) <= last[..., None]
 
 
@@ -70,6 +75,12 @@ class Sequences:
         """After `past` tokens in the slots of a cache."""
         positions = [torch.arange(p, p + n, device=device) for n, p in zip(lengths, past, strict=True)]
         return Sequences(tuple(lengths), tuple(past), tuple(slots), torch.cat(positions))
+
+    @cached_property
+    def slot_of_token(self) -> Tensor:
+        """int64 (T,)"""
+        lengths, slots = (torch.tensor(t, device=self.positions.device) for t in (self.lengths, self.slots))
+        return slots.repeat_interleave(lengths)
 
     @cached_property
     def longest(self) -> int:

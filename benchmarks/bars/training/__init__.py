@@ -1,5 +1,5 @@
-"""Bars of training: data and state of runs."""
+"""Bars of training: the model beside transformers and in its deterministic mode, data, and state of runs."""
 
-from benchmarks.bars.training import data, state
+from benchmarks.bars.training import data, model, state
 
-BARS = [*data.BARS, *state.BARS]
+BARS = [*model.BARS, *data.BARS, *state.BARS]
