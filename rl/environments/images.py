@@ -64,7 +64,6 @@ NOT_OF_STDLIB = (
     "turtledemo",
     "lib2to3",
     "ensurepip",
-    "__pycache__",
     "config-*",
 )
 UNNEEDED = ("./usr/share/doc/*", "./usr/share/man/*", "./usr/share/locale/*", "./usr/share/info/*", "./usr/share/lintian/*")
@@ -217,12 +216,12 @@ def copy_python(root: Path) -> None:
 def install_pypi(packages: tuple[str, ...], root: Path) -> None:
     """Wheels only: no code of a package runs here."""
     version = _python_version(root)
-    target = (
-        root / f"usr/local/lib/python{version}" / ("dist-packages" if (root / "etc/debian_version").exists() else "site-packages")
-    )
+    debian = (root / "etc/debian_version").exists()
+    place = f"usr/local/lib/python{version}/dist-packages" if debian else f"{sys.base_prefix}/lib/python{version}/site-packages"
+    target = root / place.lstrip("/")
     _run([
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:", "--python-version", version,
-        "--target", str(target), *packages,
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-compile" if debian else "--compile", "--only-binary=:all:",
+        "--python-version", version, "--target", str(target), *packages,
     ])  # fmt: skip
 
 

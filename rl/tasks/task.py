@@ -18,6 +18,7 @@ import re
 import shutil
 import tomllib
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rl.tasks.logs import PARSERS
 SCHEMA_VERSION = "1.4"
 NETWORKS = ("no-network", "allowlist", "public")
 KINDS = ("release", "feature", "bug", "refactor", "merge", "diagnosis", "question", "tiny", "imported")
+GRADED_OUTSIDE = ("runner", "outputs", "answer")  # parsers of reports that verification.py reads itself
 UNITS = {"": 1, "K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}  # to MiB; a bare number is MiB
 
 
@@ -54,7 +56,7 @@ class Environment:
 class Verifier:
     """How a result is graded."""
 
-    parser: str = "junit"  # of the report or the output, see `logs.PARSERS`
+    parser: str = "junit"  # of the report or the output: `logs.PARSERS`, or one of GRADED_OUTSIDE
     report: str | None = "/logs/report.xml"  # where test.sh writes it; None: its output is parsed
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
@@ -105,7 +107,7 @@ class Task:
             need(limit is None or (math.isfinite(limit) and limit > 0), what, "a positive number", limit)
         for what, seconds in (("agent", self.agent_timeout_sec), ("verifier", v.timeout_sec), ("build", e.build_timeout_sec)):
             need(math.isfinite(seconds) and seconds > 0, f"{what} timeout_sec", "a positive number", seconds)
-        need(v.parser in PARSERS, "parser", f"one of {sorted(PARSERS)}", v.parser)
+        need(v.parser in (*PARSERS, *GRADED_OUTSIDE), "parser", f"one of {sorted(PARSERS)} or {GRADED_OUTSIDE}", v.parser)
         need(self.provenance.kind in KINDS, "kind", f"one of {KINDS}", self.provenance.kind)
         both = sorted(set(v.fail_to_pass) & set(v.pass_to_pass))
         need(not both, "pass_to_pass", "no test of fail_to_pass", both[:1])
@@ -113,9 +115,9 @@ class Task:
             parts = Path(path).parts
             need(parts[0] in ("environment", "tests", "solution") and ".." not in parts, "files", "paths of the format", path)
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """sha256 over everything that a result depends on; pins a task in a report."""
+        """sha256 over everything that a result depends on; pins a task in a report. `files` does not change after it is asked."""
         content = hashlib.sha256(rendered(self).encode())
         for path, data in sorted({**self.files, "instruction.md": self.instruction.encode(), **lists(self.verifier)}.items()):
             content.update(f"{path}\0{len(data)}\0".encode() + data)
