@@ -1,4 +1,4 @@
-# make demo | test | test-deep | bench | bars AREA=core|cpu|gpu|training | lint | build
+# make demo | test | test-deep | bench | bars AREA=core|cpu|gpu|training | ablations | lint | build
 #
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
@@ -25,7 +25,7 @@ endif
 JOBS ?= 2
 SANITIZED := build/sanitized
 
-.PHONY: build demo test test-deep bench bars lint
+.PHONY: build demo test test-deep bench bars ablations lint
 .NOTPARALLEL:
 
 # The compiled core, in place; a second run compiles only what changed.
@@ -55,6 +55,10 @@ bench: $(DEV) build
 
 bars: $(DEV) build
 	$(PYTHON) -m benchmarks.bars $(AREA)
+
+# An hour or two; interrupted, it goes on where it was.
+ablations: $(DEV) build
+	OMP_NUM_THREADS=1 THP_MEM_ALLOC_ENABLE=1 $(PYTHON) -m benchmarks.ablations
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check
