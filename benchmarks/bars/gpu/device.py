@@ -25,20 +25,31 @@ def spilled(run: Run) -> float:
     return sum(facts["spilled"] for facts in kernels)
 
 
-def build_seconds(run: Run) -> float:
-    """Configures and compiles every device source anew, two at a time."""
-    if gpu_check.nvcc_version() is None:
+def build_seconds(target: str, run: Run) -> float:
+    """Configures and compiles every source of one extension anew, two at a time."""
+    cuda = target == "_cuda"
+    if cuda and gpu_check.nvcc_version() is None:
         raise NotMeasured("needs nvcc")
     pybind11 = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
     ).stdout.strip()
     with tempfile.TemporaryDirectory() as directory:
-        configure = ["cmake", "-S", ROOT, "-B", directory, "-G", "Ninja", "-DMXMOE_CUDA=ON", f"-Dpybind11_DIR={pybind11}",
-                     f"-DPython_EXECUTABLE={sys.executable}"]  # fmt: skip
+        configure = ["cmake", "-S", ROOT, "-B", directory, "-G", "Ninja", f"-DMXMOE_CUDA={'ON' if cuda else 'OFF'}",
+                     f"-Dpybind11_DIR={pybind11}", f"-DPython_EXECUTABLE={sys.executable}"]  # fmt: skip
         start = time.monotonic()
-        for command in (configure, ["cmake", "--build", directory, "--target", "_cuda", "-j", "2"]):
+        for command in (configure, ["cmake", "--build", directory, "--target", target, "-j", "2"]):
             subprocess.run(command, capture_output=True, check=True, env=os.environ)
         return time.monotonic() - start
+
+
+def make_seconds(target: str, run: Run) -> float:
+    """A target of the Makefile, from a tree that is built; one that fails is no measurement."""
+    start = time.monotonic()
+    done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    run.note(next((line for line in reversed(done.stdout.splitlines()) if "passed" in line), "no tests ran"))
+    if done.returncode:
+        raise RuntimeError(f"make {target} failed: {done.stdout.strip().splitlines()[-1:]}")
+    return time.monotonic() - start
 
 
 def measured_on_gpu() -> tuple[Path, dict]:
@@ -69,7 +80,10 @@ BARS = [
     Bar("registers spilled", "<=", 0, "bytes", spilled),
     Bar("opcodes of every kernel, and the committed table", "<=", 0, "failing tests",
         partial(failing_tests, ("tests/test_machine_code.py",))),
-    Bar("device build on 2 cores", "<", 240, "s", build_seconds, kind="time", long=True),
+    Bar("device build on 2 cores", "<", 240, "s", partial(build_seconds, "_cuda"), kind="time", long=True),
+    Bar("interpreter build on 2 cores", "<=", 120, "s", partial(build_seconds, "_interp"), kind="time", long=True),
+    Bar("make test, built, on 2 cores", "<", 660, "s", partial(make_seconds, "test"), kind="time", long=True),
+    Bar("make test-deep, on 2 cores", "<", 3600, "s", partial(make_seconds, "test-deep"), kind="time", long=True),
     Bar("on a GPU: conformance", "<=", 0, "wrong results", conformance_on_gpu),
     Bar("on a GPU: quantize mxfp8", ">=", 0.8, "x copy bandwidth", partial(speed_on_gpu, "quantize mxfp8 row")),
     Bar("on a GPU: grouped_mm bf16", ">=", 0.9, "x torch._grouped_mm", partial(speed_on_gpu, "grouped_mm bf16")),
