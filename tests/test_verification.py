@@ -1,7 +1,6 @@
 """Verification: fresh sandbox, hidden tests, what a change is worth; and what it is not worth (tests/task_cases.HACKS)."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest

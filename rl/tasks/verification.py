@@ -24,7 +24,7 @@ from rl.harness.schema import ToolError
 from rl.harness.session import Session
 from rl.tasks.grading import Grade, grade
 from rl.tasks.logs import Results, Status, parse
-from rl.tasks.task import Task
+from rl.tasks.task import Task, TaskError
 from rl.tasks.workspace import Sandboxes, packed
 
 RUNNER = Path(__file__).with_name("runner.py").read_bytes()
@@ -69,6 +69,24 @@ def verify_once(task: Task, patch: str, sandboxes: Sandboxes) -> Verdict:
             return Verdict(0.0, "not_applied", reason)
         done = run_tests(task, sandbox)
         return judged(task, sandbox, done)
+
+
+def observe(task: Task, patch: str, sandboxes: Sandboxes) -> Results:
+    """What each hidden test does after a change, of a task with parser "runner": lists of tests are made of this.
+
+    Raises TaskError where the change does not apply or the run gives no report.
+    """
+    with sandboxes.start(task, lease_s=task.verifier.timeout_sec + 300) as sandbox:
+        if reason := apply(sandbox, task.environment.workdir, patch, sandboxes.base(task).has_git):
+            raise TaskError(f"{task.name}: {reason}")
+        done = run_tests(task, sandbox)
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            raise TaskError(f"{task.name}: no report ({done.reason}): {done.stderr[-2000:].decode(errors='replace')}") from None
+    if report["tampered"] or not report["results"]:
+        raise TaskError(f"{task.name}: {report['tampered'] or 'no results'}: {done.stderr[-2000:].decode(errors='replace')}")
+    return statuses(report["results"])
 
 
 def apply(sandbox: Sandbox, workdir: str, patch: str, has_git: bool) -> str:

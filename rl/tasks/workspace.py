@@ -17,10 +17,12 @@ import tempfile
 import threading
 import tomllib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl.environments import open_backend
 from rl.environments.dockerfile import parse_dockerfile
 from rl.environments.images import BASIC, ImageStore, Recipe
 from rl.environments.sandbox import Limits, Sandbox, SandboxBackend, SandboxSpec, Snapshot, SnapshotError
@@ -177,6 +179,14 @@ class Sandboxes:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+@contextmanager
+def open_sandboxes(directory: str | Path, backend: str = "namespaces") -> Iterator[Sandboxes]:
+    """Sandboxes with a backend of their own; images are kept in `directory`."""
+    images = ImageStore(Path(directory) / "images", lambda: open_backend(backend))
+    with open_backend(backend) as opened, Sandboxes(opened, images) as sandboxes:
+        yield sandboxes
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:

@@ -1,0 +1,23 @@
+"""The command line: `python -m rl COMMAND ...`.
+
+Each command is a module with `main(argv) -> exit status`, loaded when it is called.
+"""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "tasks": ("rl.tasks.command", "make, check and list tasks"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in COMMANDS:
+        print(__doc__.splitlines()[0].replace("`", ""), *(f"  {name:8} {about}" for name, (_, about) in COMMANDS.items()), sep="\n")
+        return 0 if argv in (["-h"], ["--help"]) else 2
+    return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
