@@ -102,6 +102,7 @@ class MoE(nn.Module):
         activation: str | SwiGLU = "swiglu",
         expert_bias: bool = False,
         recompute: bool = False,
+        replay_threshold: float | None = None,
         group: dist.ProcessGroup | None = None,
         payload: str = "exact",
         backend: str = "auto",
@@ -115,7 +116,7 @@ class MoE(nn.Module):
         check_selection(top_k, num_experts, num_groups, groups_kept)
         get_recipe(recipe)
         own = num_experts if group is None else len(range(num_experts)[expert_slice(num_experts, group)])
-        self.top_k, self.recipe = top_k, recipe
+        self.top_k, self.recipe, self.replay_threshold = top_k, recipe, replay_threshold
         self.options = dict(
             score=score, num_groups=num_groups, groups_kept=groups_kept, normalize=normalize, scale=scale, gate_up=gate_up,
             shared_recipe=shared_recipe, activation=activation, recompute=recompute, group=group, payload=payload, backend=backend,
@@ -146,12 +147,13 @@ class MoE(nn.Module):
                 nn.init.uniform_(p if rank == own else torch.empty_like(p), -bound, bound)
 
     def forward(self, x: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """x (..., D) -> (y (..., D), Routing); replay (..., K): recorded expert ids."""
+        """x (..., D) -> (y (..., D), Routing); replay (..., K): recorded expert ids, held to `replay_threshold` (see `route`)."""
         w13, w2 = (w() if isinstance(w, QuantizedWeight) else w for w in (self.w13, self.w2))
         shared = None if self.shared_w13 is None else (self.shared_w13, self.shared_w2)
         return moe_layer(
             x, self.router, w13, w2, top_k=self.top_k, recipe=self.recipe, bias=self.selection_bias, b13=self.b13, b2=self.b2,
-            shared=shared, replay=replay, prepared=self._current(), **self.options,
+            shared=shared, replay=replay, replay_threshold=None if replay is None else self.replay_threshold,
+            prepared=self._current(), **self.options,
         )  # fmt: skip
 
     def prepare(self, backward: bool = True) -> PreparedExperts:
