@@ -3,7 +3,7 @@
     make ablations            # or python -m benchmarks.ablations [--seeds 3] [--run-dir runs/ablations]
 
 All runs are the preset `tiny` on the standard library, one row of 512 tokens a step, on one thread: what they end with does not
-depend on how fast they were. Runs of one seed have the same weights and the same rows in the same order. The same command goes on
+depend on how fast they were. Runs of one seed begin with the same weights and read the same rows in the same order. The same command goes on
 after an interruption, and several processes that run it share the work. Numbers are in benchmarks/results/ablations.json, the
 picture of the loss against compute is docs/scaling.png.
 """
@@ -35,6 +35,7 @@ RESULTS = machine.ROOT / "benchmarks" / "results" / "ablations.json"
 PICTURE = machine.ROOT / "docs" / "scaling.png"
 COMMAND = "make ablations"
 SETTINGS = dict(corpus="stdlib", batch_size=1, eval_windows=128, save_every=250, keep=1, trackers="")  # else the preset `tiny`
+PAIRED = dict(lr=2.5e-4, bias_speed=1.25e-3, warmup_steps=80)  # a quarter of the preset's tokens a step: a quarter of its rates
 RECIPES = ("bf16", "mxfp8", "nvfp4")
 BUDGETS = (125, 250, 500, 1000)  # steps
 STRETCH = 4  # of the context
@@ -50,13 +51,13 @@ class Experiment:
 
 
 def plan(seeds: int) -> list[Experiment]:
-    """Every recipe for every seed; for the first also smaller budgets, and the longer context from its mxfp8 run."""
-    runs = []
+    """budget-N: the loss after N steps; long: four times the context, from the longest of them; pair-RECIPE-SEED."""
+    base = f"budget-{BUDGETS[-1]}"
+    runs = [Experiment(f"budget-{steps}", dict(recipe="mxfp8", seed=0, steps=steps)) for steps in reversed(BUDGETS)]
+    runs += [Experiment("long", PHASES["long"] | dict(recipe="mxfp8", seed=0, seq_len=STRETCH * 512), base)]
     for seed in range(seeds):
-        runs += [Experiment(f"{recipe}-{seed}", dict(recipe=recipe, seed=seed, steps=BUDGETS[-1])) for recipe in RECIPES]
-        if seed == 0:
-            runs += [Experiment(f"mxfp8-0-{steps}", dict(recipe="mxfp8", seed=0, steps=steps)) for steps in BUDGETS[:-1]]
-            runs += [Experiment("long-0", PHASES["long"] | dict(recipe="mxfp8", seed=0, seq_len=STRETCH * 512), base="mxfp8-0")]
+        values = PAIRED | dict(seed=seed, steps=BUDGETS[-1])
+        runs += [Experiment(f"pair-{recipe}-{seed}", values | dict(recipe=recipe)) for recipe in RECIPES]
     return runs
 
 
@@ -111,7 +112,7 @@ def _run(directory: Path, experiment: Experiment, settings: dict) -> None:
     partial = run_dir / "record.partial"
     partial.write_text(json.dumps(record, indent=1) + "\n")
     partial.rename(run_dir / "record.json")
-    if experiment.name != "mxfp8-0":  # which the longer context begins with
+    if experiment.name != f"budget-{BUDGETS[-1]}":  # which the longer context begins with
         shutil.rmtree(run_dir / "checkpoints")
     print(f"{experiment.name}: {record}", flush=True)
 
@@ -144,12 +145,12 @@ def losses_by_position(model: Model, tokens, window: int) -> tuple[float, float]
 def collect(directory: Path, settings: dict) -> dict:
     """All finished runs' records, with what is needed to make them again."""
     records = [json.loads(path.read_text()) for path in sorted(directory.glob("*/record.json"))]
-    return {"command": COMMAND, "commit": machine.commit(), "machine": machine.describe(), "settings": settings, "runs": records}
+    return {"command": COMMAND, "machine": machine.describe(), "settings": settings, "paired": PAIRED, "runs": records}
 
 
 def excess(results: dict, recipe: str) -> tuple[float, float, int]:
     """(mean, standard error, seeds) of the held-out loss above bf16's of the same seed, %."""
-    losses = {(run["recipe"], run["seed"]): run["heldout_loss"] for run in results["runs"] if is_full(run)}
+    losses = {(run["recipe"], run["seed"]): run["heldout_loss"] for run in results["runs"] if run["name"].startswith("pair-")}
     seeds = [seed for other, seed in losses if other == recipe and ("bf16", seed) in losses]
     values = [100 * (losses[recipe, seed] / losses["bf16", seed] - 1) for seed in seeds]
     if len(values) < 2:
@@ -157,14 +158,9 @@ def excess(results: dict, recipe: str) -> tuple[float, float, int]:
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)), len(values)
 
 
-def is_full(run: dict) -> bool:
-    return not run["base"] and run["steps"] == BUDGETS[-1]
-
-
 def budgets(results: dict) -> list[dict]:
-    """The runs of the first seed and recipe mxfp8, by compute."""
-    chosen = [run for run in results["runs"] if run["recipe"] == "mxfp8" and run["seed"] == 0 and not run["base"]]
-    return sorted(chosen, key=lambda run: run["flop"])
+    """The runs that differ in their steps alone, by compute."""
+    return sorted((run for run in results["runs"] if run["name"].startswith("budget-")), key=lambda run: run["flop"])
 
 
 def line(runs: list[dict]) -> tuple[float, float, float]:
