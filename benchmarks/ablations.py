@@ -3,9 +3,9 @@
     make ablations            # or python -m benchmarks.ablations [--seeds 3] [--run-dir runs/ablations]
 
 All runs are the preset `tiny` on the standard library, one row of 512 tokens a step, on one thread: what they end with does not
-depend on how fast they were. Runs of one seed begin with the same weights and read the same rows in the same order. The same command goes on
-after an interruption, and several processes that run it share the work. Numbers are in benchmarks/results/ablations.json, the
-picture of the loss against compute is docs/scaling.png.
+depend on how fast they were. Runs of one seed begin with the same weights and read the same rows in the same order. The same
+command goes on after an interruption, and several processes that run it share the work. Numbers are in
+benchmarks/results/ablations.json, the picture of the loss against compute is docs/scaling.png.
 """
 
 import argparse

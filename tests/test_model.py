@@ -281,6 +281,23 @@ def test_checkpoint_of_transformers_is_loaded(tmp_path):
             torch.testing.assert_close(ours(ids)[0], theirs(ids).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("config", [SMALL_HF, SMALL_QWEN], ids=["mla", "gqa"])
+@pytest.mark.parametrize("width", [64, 32])
+def test_l21_l23_square_experts_are_not_transposed(config, width, tmp_path):
+    """width 64: expert projections are square; 32: gate and up together are. Plain, and quantized with their scales."""
+    theirs = hf_model(**config | dict(hidden_size=64, moe_intermediate_size=width))
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "mxfp8", "mxfp8")
+    ids = torch.randint(config["vocab_size"], (2, 16))
+    with torch.no_grad():
+        ours = load(tmp_path / "theirs", "fp32")
+        torch.testing.assert_close(ours(ids)[0], theirs(ids).logits, rtol=0, atol=1e-5)
+        quantized = load(tmp_path / "mxfp8", "fp32")
+        for name, w in ours.state_dict().items():
+            error = (quantized.state_dict()[name] - w).abs().max() / w.abs().max() if w.any() else 0.0
+            assert error <= (2**-4 if ".mlp.w" in name else 0.0), name
+
+
 @pytest.mark.parametrize("to", ["int4", "mxfp8"])
 def test_quantized_checkpoint_with_a_vision_tower_and_more_layers_is_loaded(to, tmp_path):
     """As Kimi-K2.5 is stored: experts quantized, names under a prefix, other models' weights beside it, a layer behind the last."""

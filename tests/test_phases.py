@@ -1,7 +1,10 @@
 """Phases end to end, what they begin with, evaluations and the page."""
 
+import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -123,6 +126,7 @@ def test_phases_follow_each_other_and_are_reported_evaluated_and_chosen_from(con
     assert main(["report", *(str(tmp_path / name) for name in ("bulk", "long", "sft")), "--out", str(page)]) == 0
     assert [run.offset for run in read_runs([tmp_path / name for name in ("bulk", "long", "sft")])] == [0, 512, 1024]
     check_page(page, runs=3)
+    check_in_browser(page)
 
     effort = ["--characters", "600", "--questions", "2", "--files", "2", "--tasks", "1", "--corpus", config.corpus]
     assert main(["select", str(tmp_path / "bulk"), str(tmp_path / "sft"), *effort, "--out", str(tmp_path / "n.json")]) == 0
@@ -163,6 +167,63 @@ def check_page(page: Path, runs: int) -> None:
     assert not re.search(r'(src|href)="(?!data:)', text)  # nothing is loaded from elsewhere
     assert "NaN" not in text
     assert "stroke-dasharray" in text  # a phase boundary
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  const parts = [...document.querySelectorAll("svg, table")].map(e => e.getBoundingClientRect());
+  const box = e => e.getBoundingClientRect();
+  const texts = [...document.querySelectorAll("svg text")].map(e => [box(e), box(e.ownerSVGElement)]);
+  document.title = JSON.stringify({
+    wide: document.documentElement.scrollWidth > innerWidth,
+    flat: parts.filter(r => r.width < 100 || r.height < 20).length,
+    outside: texts.filter(([t, s]) => t.left < s.left - 1 || t.right > s.right + 1 || t.bottom > s.bottom + 1).length,
+    overlapping: parts.slice(1).filter((r, i) => r.top < parts[i].bottom - 1).length,
+    curves: document.querySelectorAll("polyline").length});
+})</script>"""
+
+
+def check_in_browser(page: Path) -> None:
+    """Laid out by a browser without a screen: everything has a size, nothing overlaps, sticks out or is wider than the window."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        return
+    copy = page.with_name("measured.html")
+    copy.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    options_ = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=900,900",
+        f"--user-data-dir={page.parent / 'browser'}",
+    ]
+    command = [browser, *options_, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
+    assert found.pop("curves") > 5
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "message"),
+    [
+        (["report", "."], {"config.json": "{}"}, "it is not the configuration of a run"),
+        (["report", "."], {"config.json": "{"}, "config.json cannot be read"),
+        (["evaluate", "."], {"config.json": "{"}, "config.json is damaged"),
+        (["evaluate", "."], {"config.json": "[]"}, "is neither a run"),
+        (["evaluate", "."], {"config.json": '{"model_type": "kimi_k2"}'}, "the config of a kimi_k2 must say vocab_size"),
+        (["evaluate", ".", "--characters", "0"], {}, "characters must be at least 1"),
+        (["evaluate", ".", "--window", "0"], {}, "window must be at least 1"),
+        (["run", "--preset", "micro", "--num-layers", "1"], {}, "num_layers must be at least 2"),
+        (["run", "--preset", "micro", "--yarn", "1e9"], {}, "yarn must leave a position"),
+        (["run", "--corpus", "x.parquet"], {"x.parquet": "PAR1"}, "x.parquet is no Parquet file"),
+    ],
+)
+def test_mistakes_are_named(command, files, message, tmp_path, monkeypatch, capsys, corpus):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        Path(name).write_text(text)
+    assert main([*command, *(["--corpus", str(corpus)] if command[0] == "run" and "--corpus" not in command else [])]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_page_of_a_directory_without_runs_is_refused(tmp_path, capsys):

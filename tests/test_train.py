@@ -1,6 +1,7 @@
 """The training loop: steps, checkpoints, resuming, signals, the programs."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -157,6 +158,31 @@ def test_t13_step_with_a_bad_gradient_changes_nothing(config, bad):
     assert values["skipped"] == 1
     assert values["lr"] == learning_rate(2, config.lr, config.warmup_steps, config.steps)  # the schedule went on
     assert not torch.equal(trainer.model.lm_head.weight, before["lm_head.weight"])
+
+
+def test_t15_small_updates_are_not_lost():
+    """Parameters are their own FP32 master weights: a thousand steps of -0.001 from 1 end at 0."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4, bias=False))
+    optimizer = make_optimizer(model, weight_decay=0.0)
+    for parameter in model.parameters():
+        assert parameter.dtype == torch.float32
+        nn.init.ones_(parameter)
+    for _ in range(1000):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        assert guarded_step(optimizer, lr=1e-3, clip_norm=math.inf)[1]
+    assert all(parameter.abs().max() < 1e-3 for parameter in model.parameters())
+
+
+def test_t09_the_norm_is_that_of_all_gradients_together():
+    model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(4)])
+    for parameter, squared in zip(model, (8.0, 12.0, 40.0, 60.0), strict=True):
+        parameter.grad = torch.full((2,), (squared / 2) ** 0.5)
+    norm, _ = guarded_step(torch.optim.SGD(model.parameters(), lr=1.0), lr=1.0, clip_norm=1.0)
+    assert float(norm) == pytest.approx(120**0.5)
+    steps = torch.cat([parameter.detach() for parameter in model])
+    assert float(steps.norm()) == pytest.approx(1.0)
+    torch.testing.assert_close(steps[6] / steps[0], torch.tensor(7.5**0.5))  # one factor for all
 
 
 def test_gradient_is_clipped_and_the_norm_is_the_one_before():

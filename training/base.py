@@ -45,11 +45,20 @@ def find_base(path: str | Path) -> Base:
         sizes = {name: values["config"][name] for name in SIZES}
         config = model_config(values["model_config"])
         return Base(path, config, path.parents[1] / "tokenizer.json", sizes, values["config"]["seq_len"])
-    if (path / "config.json").exists() and "model_type" in json.loads((path / "config.json").read_text()):
-        config = hf.config_from_hf(json.loads((path / "config.json").read_text()))
+    if "model_type" in (stated := _config(path / "config.json")):
+        config = hf.config_from_hf(stated)
         sizes = {name: value for name, value in asdict(config).items() if name in SIZES}
         return Base(path, config, path if (path / "tokenizer.json").exists() else None, sizes, config.max_positions)
     raise FileNotFoundError(f"{path} is neither a run, nor a checkpoint of one, nor a Hugging Face checkpoint")
+
+
+def _config(path: Path) -> dict:
+    """What a config.json says; {} where there is none. ValueError where it is not JSON."""
+    try:
+        stated = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return stated if isinstance(stated, dict) else {}
 
 
 @torch.no_grad()
@@ -70,6 +79,8 @@ def stretched(config: ModelConfig, factor: float, window: int) -> ModelConfig:
     else from its window."""
     if factor == 1.0:
         return config
+    if config.yarn is None and window < 1:
+        raise ValueError(f"yarn must leave a position of the rows' length, got {factor:g}")
     yarn = config.yarn or Yarn(1.0, window)
     yarn = replace(yarn, factor=yarn.factor * factor)
     return replace(config, yarn=yarn, max_positions=max(config.max_positions, int(yarn.factor * yarn.original_length)))

@@ -55,6 +55,8 @@ class Config:
             raise ValueError(f"clip_norm must be greater than 0, got {self.clip_norm}")
         if self.warmup_steps < 0 or not 0 <= self.seed < 2**63:
             raise ValueError(f"warmup_steps and seed must be at least 0, seed below 2**63, got {self.warmup_steps} and {self.seed}")
+        if self.num_layers < 2:
+            raise ValueError(f"num_layers must be at least 2 (the first has no experts), got {self.num_layers}")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k must be at most num_experts, got {self.top_k} and {self.num_experts}")
         if self.dim % (4 * self.num_heads):

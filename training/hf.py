@@ -63,6 +63,9 @@ def config_from_hf(config, recipe: str = "bf16") -> ModelConfig:
     kind = c.get("model_type")
     if kind not in (*LATENT, "qwen3_moe"):
         raise NotImplementedError(f"model_type must be one of {', '.join(LATENT)}, qwen3_moe, got {kind!r}")
+    needed = [*SHARED.values(), *([*OF_LATENT.values(), "first_k_dense_replace"] if kind in LATENT else [])]
+    if missing := [key for key in needed if key not in c]:
+        raise ValueError(f"the config of a {kind} must say {', '.join(missing)}")
     for key, value in FIXED.items():
         if c.get(key, value) != value:
             raise NotImplementedError(f"{key} must be {value!r}, got {c[key]!r}")

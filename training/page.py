@@ -76,7 +76,7 @@ def read_runs(paths: list[Path]) -> list[RunData]:
         if not found:
             raise FileNotFoundError(f"no run in {path}")
         for run_dir in found:
-            config = json.loads((run_dir / "config.json").read_text())
+            config = _config(run_dir / "config.json")
             name = str(run_dir) if len(paths) > 1 or len(found) == 1 else run_dir.name
             runs.append(RunData(name, config, read_metrics(run_dir / METRICS), read_metrics(run_dir / LOADS)))
     by_dir = {str(Path(run.config["run_dir"]).resolve()): run for run in runs}
@@ -88,6 +88,18 @@ def read_runs(paths: list[Path]) -> list[RunData]:
         run.offset = sum(before.tokens for before in chain)
         run.boundaries = [(run.offset, run.config.get("phase", "run"))] if chain else []
     return runs
+
+
+def _config(path: Path) -> dict:
+    """ValueError where it is not that of a run."""
+    try:
+        config = json.loads(path.read_text())
+        if {"run_dir", "recipe", "accumulation", "batch_size", "seq_len"} <= set(config):
+            return config
+        reason = "it is not the configuration of a run"
+    except (ValueError, TypeError) as error:
+        reason = str(error)
+    raise ValueError(f"{path} cannot be read: {reason}")
 
 
 def write_page(paths: list[Path], out: Path) -> Path:

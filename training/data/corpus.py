@@ -207,9 +207,12 @@ def read_source(name: str, source: int = 0) -> Iterator[Document]:
     elif name.endswith(".parquet"):
         import pyarrow.parquet
 
-        rows = (row for batch in pyarrow.parquet.ParquetFile(name).iter_batches() for row in batch.to_pylist())
-        for number, row in enumerate(rows, 1):
-            yield _record(row, f"{name}:{number}", source)
+        try:
+            rows = (row for batch in pyarrow.parquet.ParquetFile(name).iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield _record(row, f"{name}:{number}", source)
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{name} is no Parquet file: {error}") from None
     elif "*" in name:
         root = Path(name[: name.index("*")].rpartition("/")[0] or ".")
         yield from _files(root.glob(str(Path(name).relative_to(root))), root, source)
@@ -259,5 +262,5 @@ def _record(record: dict, place: str, source: int) -> Document:
     if not isinstance(text, str) and not messages:
         raise ValueError(f"{place}: expected `text`, `content` or `messages`, got {', '.join(map(str, record)) or 'nothing'}")
     repo = str(_first(record, ("repo", "repo_name", "repository")) or place)
-    text = json.dumps(messages) if messages else text
+    text = json.dumps(messages) if messages else text.encode(errors="replace").decode()  # JSON may hold halves of characters
     return Document(repo, str(record.get("path") or place), source, text, is_chat=bool(messages))

@@ -3,7 +3,7 @@
 import json
 import sysconfig
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from training.evaluate import human_eval, likelihood, state_tracking
@@ -27,6 +27,11 @@ class Effort:
     diffs: int = 4  # of each
     tasks: int = 164  # of HumanEval
     answers: int = 1  # to each
+
+    def __post_init__(self):
+        for f in fields(self):
+            if f.type is int and getattr(self, f.name) < 1:
+                raise ValueError(f"{f.name} must be at least 1, got {getattr(self, f.name)}")
 
 
 def evaluate(lm: LM, effort: Effort) -> dict[str, float]:
@@ -83,6 +88,10 @@ def select(results: dict[str, dict[str, float]]) -> str:
 
 def main(paths: list[str], effort: Effort, recipe: str | None, window: int | None, choose: bool, out: str | None) -> int:
     """Evaluates each path and prints the table. Returns the process's exit status."""
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    if out:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)  # before any time is spent
     results = {path: evaluate(load_lm(path, recipe, window), effort) for path in paths}
     print(table(results))
     if choose:
