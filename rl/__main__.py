@@ -7,6 +7,7 @@ import importlib
 import sys
 
 COMMANDS = {
+    "agent": ("rl.agent", "let an agent work on a directory"),
     "tasks": ("rl.tasks.command", "make, check and list tasks"),
 }
 

@@ -1,9 +1,6 @@
 """The loop with scripted models, a server of this process that speaks the chat protocol, and trajectories that replay."""
 
-import http.server
 import json
-import threading
-import time
 
 import pytest
 
@@ -14,6 +11,7 @@ from rl.harness.model import Call, ChatServer, ModelError, Reply, ScriptedModel
 from rl.harness.session import Session
 from rl.harness.toolsets import tool_set
 from rl.harness.trajectory import replies_of
+from tests.chat_server import delta, serving, stream
 
 
 @pytest.fixture(scope="module")
@@ -138,45 +136,10 @@ def test_a_long_run_goes_on_from_its_summary(session, asked):
 # Servers
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """Plays a list of (status, content type, body) and keeps what it was asked."""
-
-    def do_POST(self):
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        status, kind, body = self.server.answers.pop(0)
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        for part in body if isinstance(body, list) else [body]:
-            if isinstance(part, float):
-                time.sleep(part)
-                continue
-            self.wfile.write(part.encode())
-            self.wfile.flush()
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server():
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    made.asked, made.answers = [], []
-    made.url = f"http://127.0.0.1:{made.server_port}/v1"
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-
-
-def stream(*chunks, done=True):
-    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-    return (200, "text/event-stream", [*lines, *(["data: [DONE]\n\n"] if done else [])])
-
-
-def delta(finish=None, **fields):
-    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
+    with serving() as made:
+        yield made
 
 
 def test_a_streamed_reply(server):

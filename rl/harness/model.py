@@ -1,12 +1,17 @@
-"""What the loop needs of a model, and two that give it: an OpenAI-compatible server and a script."""
+"""What the loop needs of a model, and what gives it: OpenAI-compatible servers, of chats or of completions, and a script.
+
+`builtin.SamplerModel` is one more, over a model of this project.
+"""
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import httpx
+
+from rl.harness import prompt
 
 Message = dict[str, Any]  # as OpenAI-compatible servers take it
 
@@ -74,21 +79,39 @@ RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 class ChatServer:
     """A model behind `/chat/completions` of an OpenAI-compatible server (vLLM, SGLang, llama.cpp, transformers serve, ...)."""
 
-    def __init__(self, url: str, name: str, *, key: str = "", stream: bool = True, retries: int = 4, **options: Any):
-        """`url` ends before /chat/completions, usually in /v1; `options` (temperature, seed, ...) go into every request."""
+    path = "chat/completions"
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        key: str = "",
+        stream: bool = True,
+        retries: int = 4,
+        on_text: Callable[[str], None] = lambda piece: None,
+        **options: Any,
+    ):
+        """`url` ends before /chat/completions, usually in /v1; `on_text` is told the pieces of a streamed reply as they come;
+        `options` (temperature, seed, ...) go into every request."""
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: expected http:// or https://, got {url!r}")
-        self.name, self.stream, self.retries, self.options = name, stream, retries, options
+        self.name, self.stream, self.retries, self.on_text, self.options = name, stream, retries, on_text, options
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = httpx.Client(base_url=url.rstrip("/") + "/", headers=headers)
 
     def close(self) -> None:
         self.client.close()
 
+    def asked(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What a request has of its own."""
+        return {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+
+    def understood(self, reply: "Reply") -> "Reply":
+        return reply
+
     def reply(self, messages, tools, max_tokens, timeout_s):
-        body = {"model": self.name, "messages": list(messages), "max_tokens": max_tokens, **self.options}
-        if tools:
-            body["tools"] = list(tools)
+        body = {"model": self.name, **self.asked(messages, tools), "max_tokens": max_tokens, **self.options}
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         start = time.monotonic()
@@ -98,12 +121,12 @@ class ChatServer:
                 raise ModelError(f"{self.name}: no reply in {timeout_s:.0f} s")
             try:
                 chunks = list(self.request(body, start + timeout_s, left))
-                return merged(chunks, time.monotonic() - start)
+                return self.understood(merged(chunks, time.monotonic() - start))
             except httpx.HTTPStatusError as error:
                 said = error.response.text[:300]
                 if error.response.status_code not in RETRIED or attempt == self.retries:
                     raise ModelError(f"{self.name}: status {error.response.status_code}: {said}") from None
-            except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 if attempt == self.retries:
                     raise ModelError(f"{self.name}: {type(error).__name__}: {error}") from None
             time.sleep(min(0.5 * 2**attempt, 8.0, max(left, 0)))
@@ -111,7 +134,7 @@ class ChatServer:
 
     def request(self, body: dict[str, Any], end: float, left: float) -> Iterator[dict[str, Any]]:
         """The parts of one reply: chunks of a stream, or the whole."""
-        with self.client.stream("POST", "chat/completions", json=body, timeout=left) as response:
+        with self.client.stream("POST", self.path, json=body, timeout=left) as response:
             if response.is_error:
                 response.read()
                 response.raise_for_status()
@@ -126,7 +149,34 @@ class ChatServer:
                 chunk = json.loads(line[5:])
                 if "error" in chunk:
                     raise ValueError(str(chunk["error"])[:300])
+                for choice in chunk.get("choices", [])[:1]:
+                    if piece := (choice.get("delta") or {}).get("content") or choice.get("text"):
+                        self.on_text(piece)
                 yield chunk
+
+
+class CompletionServer(ChatServer):
+    """A model behind `/completions`: the conversation is written here (`prompt.chatml`), and calls are read from the text."""
+
+    path = "completions"
+
+    def asked(self, messages, tools):
+        return {"prompt": prompt.chatml(prompt.with_tools(messages, tools)), "stop": [prompt.END]}
+
+    def understood(self, reply):
+        text, thinking, calls = prompt.parsed(reply.text)
+        made = tuple(Call(f"call_{i}", name, arguments) for i, (name, arguments) in enumerate(calls))
+        return replace(reply, text=text, thinking=reply.thinking or thinking, calls=made)
+
+
+def served_name(url: str, key: str = "") -> str:
+    """The first model that a server lists. Raises ModelError where it lists none."""
+    try:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        answer = httpx.get(url.rstrip("/") + "/models", headers=headers, timeout=10).raise_for_status()
+        return answer.json()["data"][0]["id"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"{url}: no list of models: {type(error).__name__}: {error}") from None
 
 
 def merged(chunks: Sequence[dict[str, Any]], seconds: float) -> Reply:
@@ -143,11 +193,13 @@ def merged(chunks: Sequence[dict[str, Any]], seconds: float) -> Reply:
         prompt_ids = chunk.get("prompt_token_ids") or prompt_ids
         for choice in chunk.get("choices", [])[:1]:
             part = choice.get("delta") or choice.get("message") or {}
-            text += part.get("content") or ""
+            text += part.get("content") or choice.get("text") or ""
             thinking += part.get("reasoning_content") or part.get("reasoning") or ""
             finish = choice.get("finish_reason") or finish
             ids += choice.get("token_ids") or []
-            logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
+            said = choice.get("logprobs") or {}
+            logprobs += [entry["logprob"] for entry in said.get("content") or []] + list(said.get("token_logprobs") or [])
+            prompt_ids = choice.get("prompt_token_ids") or prompt_ids
             for position, call in enumerate(part.get("tool_calls") or []):
                 index = call.get("index", position)
                 slot = calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
