@@ -189,7 +189,7 @@ def copy_programs(names: tuple[str, ...], root: Path) -> None:
 
 
 def copy_libraries(files: list[str], root: Path) -> None:
-    listed = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout
+    listed = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout if files else ""
     for library in sorted(set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", listed, re.M))):
         place = root / library.lstrip("/")
         if not place.exists():
@@ -223,6 +223,8 @@ def install_pypi(packages: tuple[str, ...], root: Path) -> None:
         sys.executable, "-m", "pip", "install", "--quiet", "--no-compile" if debian else "--compile", "--only-binary=:all:",
         "--python-version", version, "--target", str(target), *packages,
     ])  # fmt: skip
+    if not debian:
+        copy_libraries([str(path) for path in target.rglob("*.so")], root)
 
 
 def _python_version(root: Path) -> str:

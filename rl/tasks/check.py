@@ -1,6 +1,8 @@
 """Whether a task is sound: the reference change passes and no change fails, every time."""
 
+import difflib
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rl.tasks.task import Task, TaskError
@@ -26,6 +28,22 @@ class Check:
     def __str__(self) -> str:
         left = f"; {', '.join(self.flaky[:3])}" if self.flaky else ""
         return f"{self.name}: reference {self.gold}/{self.times}, empty {self.empty}/{self.times}{left} {self.reason}".rstrip()
+
+
+def difference_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """A patch between texts by path, without a process: for the many small changes of generated tasks."""
+    patch = ""
+    for path in sorted({*before, *after}):
+        if before.get(path) == after.get(path):
+            continue
+        old, new = (side.get(path, "").splitlines(keepends=True) for side in (before, after))
+        names = [f"{letter}/{path}" if path in side else "/dev/null" for letter, side in (("a", before), ("b", after))]
+        mode = "" if path in before and path in after else f"{'deleted' if path in before else 'new'} file mode 100644\n"
+        lines = difflib.unified_diff(old, new, *names)
+        patch += f"diff --git a/{path} b/{path}\n{mode}" + "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+    return patch
 
 
 def reference(task: Task, sandboxes: Sandboxes) -> str:

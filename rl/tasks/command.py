@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("old")
     found.add_argument("new")
     found.add_argument("--with", dest="pypi", action="append", default=[], metavar="REQUIREMENT", help="the tests need; repeatable")
+    found.add_argument("--times", type=int, default=2, help="runs with the reference change: tests that differ are left out")
     found = commands.add_parser("build", help="write tasks of the catalogue as directories: DIRECTORY/built/NAME")
     found.add_argument("names", nargs="*", help="all if none is given")
     found = commands.add_parser("check", help="whether the reference change passes and no change fails, every time")
@@ -60,7 +61,12 @@ def mine_one(arguments, registry: Registry, sandboxes: Sandboxes) -> int:
             Release(arguments.package, arguments.old, arguments.new, pypi=tuple(arguments.pypi)), registry, sandboxes
         )
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = {"release": asdict(release), "change_log": log, "fail_to_pass": task.verifier.fail_to_pass}
+        found = {
+            "release": asdict(release),
+            "change_log": log,
+            "fail_to_pass": task.verifier.fail_to_pass,
+            "pass_to_pass": task.verifier.pass_to_pass,
+        }
         target.write_text(json.dumps(found, indent=1))
     found = json.loads(target.read_text())
     release = Release(**found["release"])
