@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 # Its grader is compared with; what the rest of it needs (docker, datasets) is left out.
 SWEBENCH := swebench==5.0.2
 NEEDED := torch triton numpy safetensors pybind11 pytest xdist pytest_benchmark hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard rensa rich
-NEEDED += scipy yaml tomli_w httpx zstandard xxhash fsspec
+NEEDED += scipy yaml tomli_w httpx zstandard xxhash fsspec aiohttp prometheus_client cryptography h11
 HAS_ALL = import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))
 RECENT = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 

@@ -8,6 +8,7 @@ import sys
 
 COMMANDS = {
     "agent": ("rl.agent", "let an agent work on a directory"),
+    "anyrun": ("rl.environments.anyrun.cli", "serve sandboxes on this machine and others"),
     "tasks": ("rl.tasks.command", "make, check and list tasks"),
 }
 

@@ -20,6 +20,7 @@ class Node:
     images: set[str]
     live: list[int]
     reports: int = 0
+    number: int = 0  # the scheduler's: between equals the lowest is chosen
     rested: float = float("-inf")  # its token bucket
     failures: int = 0
 
@@ -49,8 +50,8 @@ class Model:
         self.envs: list[Env] = []
         self.log, self.placements, self.bucket, self.now = [], 0, float("-inf"), 0.0
 
-    def join(self, name, capacity):
-        self.nodes[name] = Node([*capacity], set(), [0] * 4)
+    def join(self, name, capacity, number):
+        self.nodes[name] = Node([*capacity], set(), [0] * 4, number=number)
 
     def held(self, node=None):
         return [env for env in self.envs if env.node is not None and node in (None, env.node)]
@@ -62,7 +63,7 @@ class Model:
             peak = env.state in ("starting", "stopping-start")
             for r, (most, steady) in enumerate(zip(env.shape.peak, env.shape.steady, strict=True)):
                 promised[r] += most if peak else steady
-                unseen[r] += most if env.seen == node.reports else (most - steady) * peak
+                unseen[r] += steady * (env.seen == node.reports) + (most - steady) * peak
         return [
             min(int(config.overcommit[r] * c) - promised[r], int(config.pressure[r] * c) - node.live[r] - unseen[r])
             for r, c in enumerate(node.capacity)
@@ -73,7 +74,7 @@ class Model:
         if len(self.held()) >= quota.environments or self.bucket > now + (quota.burst - 1) / quota.creates_per_s:
             return False
         best, best_room = None, None
-        for name, node in self.nodes.items():
+        for name, node in sorted(self.nodes.items(), key=lambda item: item[1].number):
             free = self.free(name)
             if node.rested > now + (config.burst - 1) / config.creates_per_s or not env.shape.peak.fits(free):
                 continue
@@ -231,7 +232,7 @@ def check(scheduler: Scheduler):
         assert table.peak[slot] or state != STARTING
         reserved[:, node] += steady
         starting[:, node] += (peak - steady) * table.peak[slot]
-        unseen[:, node] += peak if table.reports[slot] == nodes.reports_N[node] else (peak - steady) * table.peak[slot]
+        unseen[:, node] += steady * (table.reports[slot] == nodes.reports_N[node]) + (peak - steady) * table.peak[slot]
         count[node] += 1
         held[tenant] += 1
         used[tenant] += steady

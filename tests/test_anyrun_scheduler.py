@@ -55,7 +55,7 @@ def test_decides_as_the_slow_model(ops, num_nodes, most):
     def join():
         nonlocal nodes
         fast.add_node(f"n{nodes}", NODE, now)
-        slow.join(f"n{nodes}", NODE)
+        slow.join(f"n{nodes}", NODE, fast.nodes.number[f"n{nodes}"])
         nodes += 1
 
     for _ in range(num_nodes):
@@ -176,9 +176,10 @@ def test_a_node_under_pressure_takes_nothing():
 
 
 def test_placements_since_the_last_report_count_as_live():
-    s = scheduler(pressure=(1, 0.5, 1, 1))
+    s = scheduler(pressure=(1, 0.6, 1, 1))
+    s.report("n0", 0.0, Resources(memory=500))
     running(s, PEAKED, keys=1)
-    env = s.create("t", "more", PEAKED, 60.0, 1.0)  # the first one's peak may not show yet
+    env = s.create("t", "more", PEAKED, 60.0, 1.0)  # 1024 MiB of the first one do not show yet
     assert s.state(env) == "queued"
     s.report("n0", 2.0, Resources())
     s.tick(2.0)
@@ -419,3 +420,13 @@ def test_resources_are_whole_and_not_negative(wrong):
 def test_a_peak_is_no_less_than_the_steady_need():
     with pytest.raises(ValueError, match="peak must be at least steady"):
         Shape("image", Resources(cpu=5), Resources(cpu=4))
+
+
+def test_nodes_that_come_and_go_take_no_room():
+    s = scheduler(nodes=2)
+    for i in range(100):
+        running(s, first=i, now=float(i))
+        s.lose("n1", float(i))
+        s.add_node("n1", NODE, float(i))
+    assert len(s.nodes) == 2
+    check(s)

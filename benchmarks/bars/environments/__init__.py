@@ -1,5 +1,5 @@
-"""Sandboxes, and what schedules and guards them."""
+"""Sandboxes, what schedules them, and what guards their way out."""
 
-from benchmarks.bars.environments import sandboxes
+from benchmarks.bars.environments import egress, sandboxes, scheduler
 
-BARS = [*sandboxes.BARS]
+BARS = [*sandboxes.BARS, *scheduler.BARS, *egress.BARS]

@@ -6,7 +6,7 @@ A node takes a placement where both hold for each of the four resources, with wh
     live     + unseen   + need <= pressure * capacity        what the node last reported, plus all that it had no time to show
 
 `reserved` is the sum of `steady` over its environments, `starting` the sum of `peak - steady` over those that do not answer yet,
-`unseen` the peaks placed since its last report, and `peak - steady` of what was starting when it came. Of the nodes that can, the
+`unseen` that of all that starts, and `steady` of what was placed since its last report. Of the nodes that can, the
 one with the least room left is taken (best fit), so that empty nodes stay empty; a node without the image is `image_cost` worse. A
 virtual-scheduling token bucket (one time per node) limits starts per second.
 """
@@ -29,13 +29,14 @@ def grown(array: np.ndarray, length: int, axis: int = -1) -> np.ndarray:
 
 
 class Nodes:
-    """Columns indexed by node number; numbers are never reused. Arrays are (R, N) or (N,)."""
+    """Columns indexed by node number; the number of a node that is gone is given to a later one. Arrays are (R, N) or (N,)."""
 
     def __init__(self, *, overcommit: tuple, pressure: tuple, creates_per_s: float, burst: int, image_cost: float):
         self.overcommit_R, self.pressure_R = np.array(overcommit), np.array(pressure)
         self.interval, self.slack, self.image_cost = 1.0 / creates_per_s, (burst - 1) / creates_per_s, image_cost
         self.names: list[str] = []
-        self.number: dict[str, int] = {}  # of the current bearer of a name
+        self.number: dict[str, int] = {}  # of nodes that are not gone
+        self.unused: list[int] = []
         self.images: dict[str, np.ndarray] = {}  # image -> (N,) bool: who has it
         room = 16
         self.state_N = np.full(room, GONE, np.uint8)
@@ -49,15 +50,18 @@ class Nodes:
         return len(self.names)
 
     def add(self, name: str, capacity: Resources, now: float, images=()) -> int:
-        """A new number for `name`, which must not be in use."""
-        node = len(self.names)
+        """A number for `name`, which must not be in use."""
+        node = self.unused.pop() if self.unused else len(self.names)
         if node == len(self.state_N):
             for column, value in vars(self).items():
                 if column.endswith("N"):
                     setattr(self, column, grown(value, 2 * node))
             self.images = {image: grown(has_N, 2 * node) for image, has_N in self.images.items()}
-        self.names.append(name)
+        self.names[node : node + 1] = [name]
         self.number[name] = node
+        for has_N in self.images.values():
+            has_N[node] = False
+        self.live_RN[:, node] = self.failures_N[node] = 0
         capacity_R = np.array([*capacity], np.int64)
         self.capacity_RN[:, node] = capacity_R
         self.promise_RN[:, node] = (self.overcommit_R * capacity_R).astype(np.int64)
@@ -77,8 +81,9 @@ class Nodes:
 
     def close(self, node: int, state: int):
         self.state_N[node] = state
-        if state == GONE and self.number.get(self.names[node]) == node:
+        if state == GONE:
             del self.number[self.names[node]]
+            self.unused.append(node)
 
     def report(self, node: int, now: float, live_R):
         """The node says how much it uses."""
@@ -97,18 +102,17 @@ class Nodes:
         self.count_N[node] += 1
         self._refresh(node)
 
-    def settle(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray, seen: bool):
-        """A start is over: what was reserved for its peak is free. `seen`: the node has reported since it was placed."""
+    def settle(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray):
+        """A start is over: what was reserved for its peak is free."""
         self.starting_RN[:, node] -= peak_R - steady_R
-        if seen:
-            self.unseen_RN[:, node] -= peak_R - steady_R
+        self.unseen_RN[:, node] -= peak_R - steady_R
         self._refresh(node)
 
-    def release(self, node: int, steady_R: np.ndarray, peak_R: np.ndarray, seen: bool):
-        """A placement that had settled is gone."""
+    def release(self, node: int, steady_R: np.ndarray, seen: bool):
+        """A placement that had settled is gone. `seen`: the node has reported since it was placed."""
         self.reserved_RN[:, node] -= steady_R
         if not seen:
-            self.unseen_RN[:, node] -= peak_R
+            self.unseen_RN[:, node] -= steady_R
         self.count_N[node] -= 1
         self._refresh(node)
 

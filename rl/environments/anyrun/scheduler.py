@@ -39,6 +39,7 @@ class Config:
     silence_s: float = 30.0  # a node that does not report for so long is lost
     gap_s: float = 10.0  # time without a tick that counts as a pause of the scheduler: deadlines move with it
     remember: int = 200_000  # ended environments whose keys and reasons are kept
+    fork_away: bool = True  # whether a fork may start on another node where its parent's has no room
     pump: int = 2_000  # placements from queues per tick
 
 
@@ -303,7 +304,7 @@ class Scheduler:
         return slot
 
     def _try(self, slot: int) -> str | None:
-        """Places a queued environment, or says what it waits for: "quota" or "room"."""
+        """Places a queued environment, or says what it waits for: "quota", "room", or "parent" (room on its node)."""
         table, nodes = self.table, self.nodes
         shape, who = int(table.shape[slot]), self.tenants[table.tenant[slot]]
         steady_R, peak_R = self.steady_SR[shape], self.peak_SR[shape]
@@ -320,6 +321,8 @@ class Scheduler:
             return None
         if parent is not None and nodes.can_take(int(table.node[parent]), peak_R, self.now):
             node = int(table.node[parent])
+        elif parent is not None and not self.config.fork_away:
+            return "parent"
         else:
             node = nodes.pick(peak_R, self.shapes[shape].image, self.now)
         if node is None:
@@ -357,21 +360,19 @@ class Scheduler:
         table.deadline[slot] = min(self.now + table.lease[slot], table.last[slot])
         self.decisions.append(Ready(self._id(slot), int(table.placement[slot]), self.nodes.names[table.node[slot]]))
 
-    def _seen(self, slot: int) -> bool:
-        return self.table.reports[slot] < self.nodes.reports_N[self.table.node[slot]]
-
     def _settle(self, slot: int):
         """The start's peak is over."""
         table, shape = self.table, self.table.shape[slot]
         if table.peak[slot]:
-            self.nodes.settle(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape], self._seen(slot))
+            self.nodes.settle(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape])
             table.peak[slot] = False
 
     def _unplace(self, slot: int):
         """The placement no longer exists; its resources are free."""
         table, shape = self.table, int(self.table.shape[slot])
         self._settle(slot)
-        self.nodes.release(int(table.node[slot]), self.steady_SR[shape], self.peak_SR[shape], self._seen(slot))
+        node = int(table.node[slot])
+        self.nodes.release(node, self.steady_SR[shape], seen=bool(table.reports[slot] < self.nodes.reports_N[node]))
         self.tenants[table.tenant[slot]].give(self.shapes[shape].steady)
         del self.slot_of[int(table.placement[slot])]
         table.placement[slot] = table.node[slot] = -1
