@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_convert(args) -> int:
     try:
+        if not 0 < args.max_shard_gb < float("inf"):
+            raise ValueError(f"--max-shard-gb must be greater than 0 and finite, got {args.max_shard_gb}")
         done = convert(
             args.source,
             args.target,

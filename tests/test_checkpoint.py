@@ -381,6 +381,29 @@ def test_weights_that_disagree_with_their_shape_are_named_when_read(tmp_path):
         checkpoint.read(case.name)
 
 
+@pytest.mark.parametrize(
+    ("weight", "to", "message"),
+    [
+        (torch.ones(4, 64, dtype=torch.int32), "mxfp8", r"experts.0.up_proj.weight in .* must hold torch.float32"),
+        (torch.ones(4, 64, dtype=torch.float64), "nvfp4", r"experts.0.up_proj.weight in .* got torch.float64"),
+        (torch.full((4, 64), torch.nan), "int4", r"experts.0.up_proj.weight in .* no code for NaN"),
+    ],
+)
+def test_values_that_cannot_be_encoded_are_named(weight, to, message, tmp_path):
+    write(tmp_path / "in", [{"model.layers.0.mlp.experts.0.up_proj.weight": weight}])
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "in", tmp_path / "out", to)
+
+
+def test_config_without_a_text_part_and_endless_files(tmp_path, capsys):
+    write(tmp_path / "in", [{"model.layers.0.mlp.experts.0.up_proj.weight": torch.ones(4, 64)}])
+    (tmp_path / "in" / "config.json").write_text('{"text_config": null}')
+    arguments = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "mxfp8"]
+    assert main([*arguments, "--max-shard-gb", "inf"]) == 1
+    assert "must be greater than 0 and finite, got inf" in capsys.readouterr().err
+    assert main(arguments) == 0
+
+
 def test_other_block_sizes_are_refused(tmp_path):
     fp8 = write(tmp_path / "a", [CASES["fp8_block"]().stored], {"quantization_config": {"weight_block_size": [64, 64]}})
     with pytest.raises(ValueError, match=r"config.json: weight_block_size must be \[128, 128\], got \[64, 64\]"):

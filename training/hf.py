@@ -59,7 +59,7 @@ FIXED = {  # what a config must say, if it says anything
 def config_from_hf(config, recipe: str = "bf16") -> ModelConfig:
     """ModelConfig of a transformers config, or of what a config.json holds. NotImplementedError: names what `Model` lacks."""
     c: dict = config if isinstance(config, Mapping) else config.to_dict()
-    c = c.get("text_config", c)
+    c = c.get("text_config") or c
     kind = c.get("model_type")
     if kind not in (*LATENT, "qwen3_moe"):
         raise NotImplementedError(f"model_type must be one of {', '.join(LATENT)}, qwen3_moe, got {kind!r}")
@@ -198,7 +198,7 @@ def load(path: str | os.PathLike, recipe: str = "bf16", *, dtype: torch.dtype = 
     model = model.to(dtype).to_empty(device=device)
     for layer in model.moe_layers:
         layer.router.data = layer.router.data.float()
-    prefix = "language_model." if "text_config" in checkpoint.config else ""
+    prefix = "language_model." if checkpoint.config.get("text_config") else ""
     views = disk_state(model.state_dict())
     expected = {name: tuple(view.shape) for name, view in views.items()}
     expected |= {

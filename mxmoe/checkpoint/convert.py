@@ -25,6 +25,7 @@ from mxmoe.checks import check_choice
 
 ROUTED_EXPERTS = r"\.experts\.\d+\.\w+_proj\.weight$"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")  # files that are not copied
+ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)
 RECORD = "conversion.json"  # what the directory is a conversion of; an unfinished one goes on only if that is still so
 
 
@@ -112,6 +113,11 @@ class Plan:
         if wanted == "bf16":
             return Plan(weight, (Stored(weight.name, Path(), torch.bfloat16, weight.shape),), "bf16")
         encoding = ENCODINGS[wanted]
+        if is_plain and weight.parts[""].dtype not in ENCODABLE:
+            raise ValueError(
+                f"{weight.name} in {weight.files} cannot be written as {wanted}: it must hold "
+                f"{', '.join(map(str, ENCODABLE))}, got {weight.parts[''].dtype}"
+            )
         if len(weight.shape) != 2 or weight.shape[1] % encoding.block:
             raise ValueError(
                 f"{weight.name} in {weight.files} cannot be written as {wanted}: it must be a matrix with a multiple of "
@@ -146,7 +152,10 @@ class Plan:
             return {name: source.read(name, torch.bfloat16)}, 0
         plain = self.weight.encoding == "plain"
         w = source.read(name, None if plain else torch.float32)
-        parts = ENCODINGS[self.encoding].encode(w)
+        try:
+            parts = ENCODINGS[self.encoding].encode(w)
+        except ValueError as error:
+            raise ValueError(f"{name} in {self.weight.files}: {error}") from None
         lost = irreproducible_groups(w, parts) if self.encoding == "int4" else 0
         return {name + suffix: part for suffix, part in parts.items()}, lost
 
@@ -239,7 +248,7 @@ def _finish(partial: Path, target: Path, source: Checkpoint, shards: list[list[P
 def quantized_config(config: Mapping, to: str, targets: str) -> dict:
     """config.json of a checkpoint whose weights matching `targets` are encoded as `to`, in compressed-tensors' terms."""
     config = json.loads(json.dumps(config))
-    holders = [config, config.get("text_config", {})]
+    holders = [config, config.get("text_config") or {}]
     holder = next((holder for holder in holders if "quantization_config" in holder), config)
     for each in holders:
         each.pop("quantization_config", None)

@@ -195,4 +195,4 @@ def _check_config(config: dict, file: Path, weights: Mapping[str, Weight]):
 
 def quantization_config(config: dict) -> dict | None:
     """Of the model or, in a model of several parts, of its language model."""
-    return config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
