@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
 
+from rl.tasks.assemble import python_task
+from rl.tasks.importers import changed_lines
 from rl.tasks.logs import PASSED, XFAIL, Results
 from rl.tasks.pypi import Registry, normalized
-from rl.tasks.task import Environment, Provenance, Task, TaskError, Verifier
+from rl.tasks.task import Provenance, Task, TaskError
 from rl.tasks.verification import observe
-from rl.tasks.workspace import WORKSPACE, Entry, Sandboxes, difference
+from rl.tasks.workspace import Entry, Sandboxes, difference
 
-PYTEST = "pytest==8.4.2"
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-WORKDIR = "/workspace"
 # Not part of a package: neither shown by the reference change nor asked for.
 AROUND = re.compile(
     r"(docs?|examples?|benchmarks?|scripts?|tools?|requirements|bin|ci|\.[^/]*)/|[^/]*$|.*(_version\.py|\.pyc|\.so)$"
@@ -43,7 +43,6 @@ INI = (
     "usefixtures",
     "asyncio_default_fixture_loop_scope",
 )
-SECONDS = 10.0  # of one test
 
 
 @dataclass(frozen=True)
@@ -88,15 +87,6 @@ def sources(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def tests(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if TEST.match(path)}
-
-
-def roots(paths: Iterable[str]) -> list[str]:
-    """The uppermost test directories, and test files outside of them."""
-    found = set()
-    for path in paths:
-        inside = re.match(r"((?:.*?/)?tests?|testing)/", path)
-        found.add(inside[1] if inside else path)
-    return sorted(found)
 
 
 def settings_of_pytest(files: dict[str, bytes]) -> str:
@@ -144,39 +134,21 @@ def change_log(old: dict[str, bytes], new: dict[str, bytes]) -> str:
 def task_of(release: Release, old: dict[str, bytes], new: dict[str, bytes]) -> Task:
     """The task without its lists of tests."""
     workspace = {p: d for p, d in old.items() if ".egg-info" not in p and p != "PKG-INFO"}
-    before, after = sources(old), sources(new)
-    hidden = tests(new)
     top = "src" if any(path.startswith("src/") for path in new) else "."
     place = f"{top}/{normalized(release.package).replace('-', '_')}.egg-info/PKG-INFO".removeprefix("./")
     workspace[place] = f"Metadata-Version: 2.1\nName: {release.package}\nVersion: {release.old}\n".encode()
-    patch = difference(*({p: Entry(0o100644, d) for p, d in side.items()} for side in (before, after)))
-    paths = [f"{WORKDIR}/src", WORKDIR] if top == "src" else [WORKDIR]
-    where = roots(path for path in hidden if path.endswith(".py"))
-    settings = {"workdir": WORKDIR, "paths": paths, "tests": where, "is_test": roots([*hidden, *tests(old)]), "seconds": SECONDS}
-    recipe = {"base": "git", "pypi": [PYTEST, *release.pypi]}
-    return Task(
-        name=release.name,
-        instruction=release.request or f"{release.package} {release.new}",
-        environment=Environment(workdir=WORKDIR, memory_mb=1024, storage_mb=256),
-        verifier=Verifier(parser="runner", report=None, timeout_sec=240.0),
-        provenance=Provenance(
-            source=f"pypi {release.package} {release.old} -> {release.new}",
-            licence=licence(new),
-            digest=hashlib.sha256("".join(release.sha256).encode()).hexdigest(),
-            kind="release",
-            changed_files=sum(line.startswith("diff --git ") for line in patch.splitlines()),
-            changed_lines=sum(line[:1] in "+-" and not line.startswith(("+++ ", "--- ")) for line in patch.splitlines() if line),
-        ),
-        files={f"{WORKSPACE}{path}": data for path, data in workspace.items()}
-        | {f"tests/files/{path}": data for path, data in hidden.items()}
-        | {
-            "environment/recipe.toml": "".join(f"{k} = {json.dumps(v)}\n" for k, v in recipe.items()).encode(),
-            "tests/test.sh": b"exec python3 -I /tests/runner.py\n",
-            "tests/pytest.ini": settings_of_pytest(new).encode(),
-            "tests/runner.json": json.dumps(settings).encode(),
-            "solution/gold.patch": patch.encode("utf-8", "surrogateescape"),
-            "solution/solve.sh": b"git apply --whitespace=nowarn /solution/gold.patch\n",
-        },
+    patch = difference(*({p: Entry(0o100644, d) for p, d in side.items()} for side in (sources(old), sources(new))))
+    provenance = Provenance(
+        source=f"pypi {release.package} {release.old} -> {release.new}",
+        licence=licence(new),
+        digest=hashlib.sha256("".join(release.sha256).encode()).hexdigest(),
+        kind="release",
+        changed_files=sum(line.startswith("diff --git ") for line in patch.splitlines()),
+        changed_lines=changed_lines(patch),
+    )
+    request = release.request or f"{release.package} {release.new}"
+    return python_task(
+        release.name, request, workspace, tests(new), patch, provenance, pypi=release.pypi, ini=settings_of_pytest(new)
     )
 
 
