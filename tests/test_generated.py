@@ -183,8 +183,8 @@ def test_a_tree_is_installed_or_discarded(sandboxes, monkeypatch):  # noqa: F811
     assert hopeless.pypi is None
     assert hopeless.reason
     tries = []
-    monkeypatch.setattr(
-        autoinstall, "tried", lambda files, pypi, commands, sandboxes: autoinstall.Attempt(pypi, (("c", False, ""),))
-    )
-    never = autoinstall.install(files, sandboxes, repair=lambda f, a: tries.append(1) or ())
+    failed = autoinstall.Attempt((), (("c", False, ""),))
+    monkeypatch.setattr(autoinstall, "tried", lambda *arguments: failed)
+    never = autoinstall.install(files, sandboxes, repair=lambda *arguments: tries.append(1) or ())
+    assert (never.pypi, len(tries), len(never.attempts)) == (None, 5, 5)
     assert autoinstall.install({"a.txt": b""}, sandboxes).pypi is None

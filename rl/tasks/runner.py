@@ -135,6 +135,8 @@ def call_function(settings: dict, tell) -> None:
                 tell({"call": i, "output": function(*arguments)})
         except Exception as error:
             tell({"call": i, "error": type(error).__name__})
+            if isinstance(error, TimeoutError):  # the others would not end either
+                break
 
 
 def run_tests(settings: dict, tell, canaries: "list[str]") -> None:

@@ -18,10 +18,10 @@ from rl.harness.toolsets import tool_set
 from rl.tasks.grading import grade
 from rl.tasks.logs import parse
 from rl.tasks.pypi import Registry
-from rl.tasks.release import Release, catalogue, gold, lists_of, task_of
+from rl.tasks.release import Release, catalogue, digest, gold, lists_of, task_of
 from rl.tasks.tiny import instance, solution_calls
 from rl.tasks.verification import observe, verify
-from rl.tasks.workspace import open_sandboxes
+from rl.tasks.workspace import Sandboxes, open_sandboxes
 from tests.grading_cases import swebench_verdicts, synthetic_logs
 from tests.task_cases import HACKS, paid
 
@@ -43,17 +43,22 @@ def graded(times: int) -> tuple[list[bool], list[bool]]:
 
     Tasks of one release have the same tests: one run grades all of them.
     """
-    golds, empties = [], []
-    with opened() as sandboxes:
-        for _, group in itertools.groupby(catalogue(), key=lambda r: (r.package, r.old, r.new)):
-            releases = list(group)
-            task = task_of(releases[0], *sources(releases[0]))
-            lists = None
-            for _ in range(times):
-                after, before = observe(task, gold(task), sandboxes), observe(task, "", sandboxes)
-                lists = lists or [lists_of(r, before, after) for r in releases]
-                golds += [grade(after, list(f2p), list(p2p)).resolved for f2p, p2p in lists]
-                empties += [grade(before, list(f2p), list(p2p)).resolved for f2p, p2p in lists]
+    groups = [list(group) for _, group in itertools.groupby(catalogue(), key=lambda r: (r.package, r.old, r.new))]
+    with opened() as sandboxes, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda releases: graded_group(releases, times, sandboxes), groups))
+    return [paid for golds, _ in found for paid in golds], [paid for _, empties in found for paid in empties]
+
+
+def graded_group(releases: list[Release], times: int, sandboxes: Sandboxes) -> tuple[list[bool], list[bool]]:
+    task, lists, golds, empties = task_of(releases[0], *sources(releases[0])), None, [], []
+    for _ in range(times):
+        after, before = observe(task, gold(task), sandboxes), observe(task, "", sandboxes)
+        lists = lists or [lists_of(release, before, after) for release in releases]
+        golds += [grade(after, list(f2p), list(p2p)).resolved for f2p, p2p in lists]
+        empties += [grade(before, list(f2p), list(p2p)).resolved for f2p, p2p in lists]
+    wrong = [r.name for r, (f2p, p2p) in zip(releases, lists, strict=True) if digest(f2p, p2p) != r.lists]
+    if wrong:
+        raise ValueError(f"other lists of tests than the catalogue's: {', '.join(wrong)}")
     return golds, empties
 
 
