@@ -14,15 +14,15 @@ from torch import Tensor
 
 from mxmoe.experts import (
     DTYPES,
-    Dtypes,
     Needs,
     Operand,
+    Parameters,
     Plan,
     WeightOperand,
     dgrad_operand,
     experts_backward,
     experts_forward,
-    make_operand,
+    weight_operand,
 )
 from mxmoe.formats import FORMATS, MXTensor
 from mxmoe.layout import PANEL_LINES
@@ -101,7 +101,7 @@ def _weight_operands(x, w13, w2, copies, plan: Plan):
 def _forward_operands(x, w13, w2, copies, plan: Plan) -> list[WeightOperand]:
     prepared, format = _weight_operands(x, w13, w2, copies, plan)[:2], plan.recipe.forward
     return [
-        WeightOperand(format, partial(make_operand, w, format, "row", None, plan.backend) if p is None else partial(_same, p))
+        WeightOperand(format, partial(weight_operand, w, format, "row", plan.backend) if p is None else partial(_same, p))
         for w, p in zip((w13, w2), prepared, strict=True)
     ]
 
@@ -140,8 +140,8 @@ def _experts_backward(dy, saved, x, weights, ids, counts, offs, permutation, inv
         saved = experts_forward(x, weights, routing, *_forward_operands(x, w13, w2, copies, plan), b13, b2, plan)[1]
     else:
         saved = dict(zip(plan.saved, saved, strict=True))
-    dtypes = Dtypes(x.dtype, *(None if t is None else t.dtype for t in (w13, w2, b13, b2)))
-    grads = experts_backward(dy, saved, x, weights, routing, *_dgrad_operands(x, w13, w2, copies, plan), dtypes, plan)
+    operands, like = _dgrad_operands(x, w13, w2, copies, plan), Parameters(w13, w2, b13, b2)
+    grads = experts_backward(dy, saved, x, weights, routing, *operands, like, plan)
     return [g for g in grads if g is not None]
 
 

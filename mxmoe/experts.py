@@ -48,14 +48,13 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Dtypes:
-    """Of the gradients: those of the arguments."""
+class Parameters:
+    """The arguments whose dtype and layout their gradients take."""
 
-    x: torch.dtype
-    w13: torch.dtype | None
-    w2: torch.dtype | None
-    b13: torch.dtype | None
-    b2: torch.dtype | None
+    w13: Tensor | None
+    w2: Tensor | None
+    b13: Tensor | None
+    b2: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,18 @@ def make_operand(t: Tensor, format: str, axis: str, offs: Tensor | None, backend
     return ops.quantize(t, format, offs=offs, backend=backend, **COPY[axis])
 
 
+def lies_transposed(w: Tensor) -> bool:
+    """Whether neighbours in memory are those of the last dimension but one, as of weights that are stored (E, C, O)."""
+    return w.stride(-2) == 1 and w.stride(-1) != 1
+
+
+def weight_operand(w: Tensor, format: str, axis: str, backend: str) -> Operand:
+    """The copy of weight (E, O, C) along `axis`; where that lies transposed the other copy of what is stored, which is the same."""
+    if format in FORMATS and not FORMATS[format].has_global_scale and lies_transposed(w):
+        w, axis = w.transpose(1, 2), "row" if axis == "column" else "column"
+    return make_operand(w, format, axis, None, backend)
+
+
 def make_operands(make: Callable, row: str | None, column: str | None):
     """(row operand, column operand) of the rows that make() computes and make(format=, axis=, ...) quantizes on the way; None
     where no format is given; one pass where both are the same."""
@@ -116,7 +127,7 @@ def dgrad_operand(w: Operand, recipe: Recipe, backend: str) -> Operand:
     """Weight (E, O, C) as the operand (E, C, O) that contracts over its outputs."""
     if isinstance(w, MXTensor):  # frozen, without a column copy: its elements times block scales are exact in BF16
         return ops.dequantize(w, recipe.compute_dtype, backend=backend).transpose(1, 2)
-    operand = make_operand(w, recipe.backward, "column", None, backend)
+    operand = weight_operand(w, recipe.backward, "column", backend)
     return operand if isinstance(operand, MXTensor) else operand.transpose(1, 2)
 
 
@@ -133,8 +144,8 @@ def experts_forward(x, weights, routing: Routing, w13: WeightOperand, w2: Weight
     return y, {name: made[name] for name in plan.saved}
 
 
-def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOperand, w2_t: WeightOperand, dtypes, plan: Plan):
-    """Gradients of (x, weights, w13, w2, b13, b2), None where not needed; dtypes: Dtypes, plan: Plan."""
+def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOperand, w2_t: WeightOperand, like, plan: Plan):
+    """Gradients of (x, weights, w13, w2, b13, b2), None where not needed; like: Parameters."""
     recipe, needs, offs, backend = plan.recipe, plan.needs, routing.offs, plan.backend
     product = partial(ops.grouped_mm, offs=offs, out_dtype=recipe.compute_dtype, backend=backend)
     keep, h, y_rows = recipe.backward, saved.get("h"), saved.get("y_rows")
@@ -155,26 +166,26 @@ def experts_backward(dy, saved, x, weights, routing: Routing, w13_t: WeightOpera
     dy_row, dy_col = make_operands(dy_rows, w2_t.partner if needs.h else None, keep if needs.w2 else None)
     if needs.b2 or y_rows is not None:
         rows = dy_rows()
-        db2 = bias_grad(rows, offs, dtypes.b2, backend) if needs.b2 else None
+        db2 = bias_grad(rows, offs, like.b2.dtype, backend) if needs.b2 else None
         del rows
     if needs.w2:
         a_col = saved["a"] if "a" in saved else make_operands(partial(activated, h, offs, plan), None, keep)[1]
-        dw2 = weight_grad(dy_col, a_col, offs, dtypes.w2, backend)
+        dw2 = weight_grad(dy_col, a_col, offs, like.w2, backend)
         del dy_col, a_col
     if needs.h:
         da = product(dy_row, w2_t.make())
         del dy_row
         dh_row, dh_col = make_operands(dh, w13_t.partner if needs.x else None, keep if needs.w13 else None)
         if needs.b13:
-            db13 = bias_grad(dh(), offs, dtypes.b13, backend)
+            db13 = bias_grad(dh(), offs, like.b13.dtype, backend)
         del da
     if needs.x:
         dx_rows = product(dh_row, w13_t.make())
-        dx = ops.unpermute(dx_rows, routing, out_dtype=dtypes.x, backend=backend)
+        dx = ops.unpermute(dx_rows, routing, out_dtype=x.dtype, backend=backend)
         del dh_row, dx_rows
     if needs.w13:
         x_col = saved["rows"] if "rows" in saved else make_operands(partial(permuted, x, routing, plan), None, keep)[1]
-        dw13 = weight_grad(dh_col, x_col, offs, dtypes.w13, backend)
+        dw13 = weight_grad(dh_col, x_col, offs, like.w13, backend)
     return dx, dweights, dw13, dw2, db13, db2
 
 
@@ -188,9 +199,11 @@ def activated(h: Tensor, offs: Tensor, plan: Plan, **copies):
     return ops.swiglu(h, plan.activation, gate_up=plan.gate_up, offs=offs, backend=plan.backend, **copies)
 
 
-def weight_grad(dy: Operand, x: Operand, offs: Tensor, dtype: torch.dtype, backend: str, in_fp32=False) -> Tensor:
-    made = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    return ops.grouped_mm_wgrad(dy, x, offs, in_fp32=in_fp32, out_dtype=made, backend=backend).to(dtype)
+def weight_grad(dy: Operand, x: Operand, offs: Tensor, w: Tensor, backend: str, in_fp32=False) -> Tensor:
+    """(E, O, C) in the dtype of w (..., O, C) and in its layout, so that autograd need not copy it into the parameter's."""
+    made = torch.bfloat16 if w.dtype == torch.bfloat16 else torch.float32
+    product = partial(ops.grouped_mm_wgrad, offs=offs, in_fp32=in_fp32, out_dtype=made, backend=backend)
+    return (product(x, dy).transpose(1, 2) if lies_transposed(w) else product(dy, x)).to(w.dtype)
 
 
 def bias_grad(dy: Tensor, offs: Tensor, dtype: torch.dtype, backend: str) -> Tensor:

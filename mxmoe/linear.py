@@ -68,7 +68,7 @@ def _linear_backward(dy, x, w, recipe, needs, backend):
         grads.append(ops.grouped_mm(dy_row, w_t, offs, in_fp32=in_fp32, out_dtype=x.dtype, backend=backend))
     if needs[1]:
         x_col = _operand(x, r.backward, "column", offs, backend)
-        grads.append(weight_grad(dy_col, x_col, offs, w.dtype, backend, in_fp32=in_fp32).squeeze(0))
+        grads.append(weight_grad(dy_col, x_col, offs, w, backend, in_fp32=in_fp32).squeeze(0))
     return grads
 
 

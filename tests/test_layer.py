@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 import mxmoe
 from mxmoe import MoE, SwiGLU, moe_experts, moe_layer, prepare_experts, quantize
-from tests.layer_cases import (
-    experts_truth,
-    gradients,
-    layer_truth,
-    random_layer,
-    relative_error,
-)
+from tests.layer_cases import experts_truth, gradients, layer_truth, random_layer, relative_error
 
 RECIPES = ["fp32", "bf16", "mxfp8", "nvfp4"]
 QUANTIZED = ["mxfp8", "nvfp4"]
@@ -58,6 +52,16 @@ def test_recompute_gives_the_same_bytes(recipe):
     layer = random_layer(40, 64, 32, 5)
     kept, recomputed = (gradients(run(layer, recipe=recipe, recompute=r)[0], layer.leaves()) for r in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_transposed_weights_give_the_same_bytes_in_their_own_layout(recipe):
+    layer = random_layer(40, 64, 48, 5, dtype=torch.bfloat16)
+    expected = gradients(run(layer, recipe=recipe)[0], layer.leaves())
+    layer.w13, layer.w2 = (w.detach().mT.contiguous().mT.requires_grad_() for w in (layer.w13, layer.w2))
+    got = gradients(run(layer, recipe=recipe)[0], layer.leaves())
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert all(grad.stride() == leaf.stride() for grad, leaf in zip(got[1:], layer.leaves(), strict=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -165,6 +165,9 @@ def test_repeated_calls_go_past_the_checks_but_not_past_a_profiler(monkeypatch, 
     assert [event.count for event in profile.key_averages() if event.key == "mxmoe::moe_decode"] == [1]
     monkeypatch.setattr("mxmoe.ops.decode.check_tensor", lambda *_: pytest.fail("checked again"))
     assert_same_bits(call(), expected)
+    monkeypatch.setattr("mxmoe.ops.registration._NUM_INTERCEPTORS", None)  # a torch that does not say whether anybody listens
+    with pytest.raises(pytest.fail.Exception, match="checked again"):
+        call()
 
 
 def test_ids_outside_the_experts_go_past_the_checks_as_no_expert():

@@ -8,7 +8,6 @@ from functools import wraps
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
 from torch.autograd import _profiler_enabled, forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -17,6 +16,7 @@ from mxmoe.formats import HIGH_PRECISION
 
 LIBRARY = torch.library.Library("mxmoe", "DEF")
 OPS = torch.ops.mxmoe
+_NUM_INTERCEPTORS = getattr(torch._C, "_len_torch_dispatch_stack", None)  # private: where it is missing, nothing goes past
 
 
 def fill_op(schema: str):
@@ -53,7 +53,7 @@ def fill_op(schema: str):
 
 def unobserved() -> bool:
     """Whether a verb on plain tensors may go past torch's dispatcher: nobody traces, intercepts or profiles ops."""
-    return not (is_dynamo_compiling() or _len_torch_dispatch_stack() or _profiler_enabled())
+    return _NUM_INTERCEPTORS is not None and not (is_dynamo_compiling() or _NUM_INTERCEPTORS() or _profiler_enabled())
 
 
 def _range(t: Tensor) -> tuple[int, int]:
