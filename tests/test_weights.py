@@ -1,7 +1,12 @@
 """Versions of weights in a store: published, fetched, applied, taken back; what is damaged or does not fit is refused."""
 
 import json
+import random
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +18,7 @@ from hypothesis import strategies as st
 
 from rl.weights import Publisher, Receiver, Store, VersionError
 from rl.weights import version as v
+from tests.publish_until_killed import state_of
 
 
 def random_state(seed=0):
@@ -403,3 +409,25 @@ def test_planes_that_lie_are_refused(tmp_path_factory, data):
         assert same(receiver.state, states[0])
     else:
         assert same(receiver.state, states[1])
+
+
+def killed_publishers(directory, kills, seed=0):
+    """Publishers killed -9 at random moments, each going on after the last. Versions that a reader finds other than they were."""
+    rng, wrong, told = random.Random(seed), [], 0
+    for _ in range(kills):
+        command = [sys.executable, "-m", "tests.publish_until_killed", str(directory)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as child:
+            for _ in range(rng.randint(1, 8)):
+                told = int(child.stdout.readline())
+            time.sleep(rng.random() * 0.03)
+            child.kill()
+        store = Store(directory)
+        receiver = Receiver(store, blank(state_of(1)))
+        found = receiver.apply(receiver.fetch())
+        if found < told or not same(receiver.state, state_of(found)):
+            wrong.append((told, found))
+    return wrong
+
+
+def test_a_publisher_killed_at_any_moment_leaves_whole_versions(tmp_path):
+    assert killed_publishers(tmp_path, 1) == []

@@ -1,6 +1,7 @@
 """Differences of weights between steps of a real optimiser: size beside other codecs on the same change, and speed."""
 
 import sysconfig
+import tempfile
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from benchmarks import timing
 from benchmarks.bars.harness import Bar, Run
 from mxmoe import delta
+from tests.test_weights import killed_publishers
 from training.model import Model, ModelConfig
 from training.optimizer import guarded_step, make_optimizer
 
@@ -127,7 +129,14 @@ def applying(run: Run) -> float:
     return before.nbytes / min(seconds) / 1e9
 
 
+def broken_by_kills(run: Run) -> float:
+    """Versions that a reader finds other than they were published, or not at all, after kills -9 of the publisher."""
+    with tempfile.TemporaryDirectory() as directory:
+        return len(killed_publishers(Path(directory) / "store", run.count(20, 1), seed=1))
+
+
 BARS = [
+    Bar("weights after 20 kills -9 of the publisher", "<=", 0, "broken versions", broken_by_kills, long=True),
     Bar("delta at lr 2e-6: bits per changed BF16 weight", "<=", 10, "bit", partial(bits_per_change, 2e-6)),
     Bar("delta at lr 2e-6: XOR + zstd is larger", ">=", 2, "x", partial(times_smaller, "xor")),
     Bar("delta at lr 2e-6: 16-bit gaps + XOR + zstd are larger", ">=", 1.3, "x", partial(times_smaller, "gaps")),
