@@ -158,10 +158,13 @@ def run_tests(settings: dict, tell, canaries: "list[str]") -> None:
             place = {canaries[0]: 0, canaries[1]: 2}
             items.sort(key=lambda item: place.get(str(item.path), 1))
 
+        # around each phase and not around the whole: pytest's own work, such as a traceback, must not be interrupted
         @pytest.hookimpl(wrapper=True, tryfirst=True)
-        def pytest_runtest_protocol(self, item):
+        def pytest_runtest_call(self, item):
             with Limit(settings["seconds"]):
                 return (yield)
+
+        pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_make_collect_report(self, collector):
