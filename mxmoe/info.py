@@ -96,6 +96,11 @@ def report() -> str:
         f"devices  {', '.join(['cpu', *gpus()])}",
         f"cuda     {kernels()}; driver: {driver()}",
     ]
+    gpu = backends.fast("cuda")
+    why = "" if "cuda" in gpu else f" (not cuda: {cuda.lacks()})"
+    lines.append(
+        f"auto     cpu: {backends.fast('cpu')[0]}; GPU: the first of {', '.join(gpu)} that has the verb in the format{why}"
+    )
     if "host" in usable:
         from mxmoe import _C
 

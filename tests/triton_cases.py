@@ -13,14 +13,26 @@ from itertools import product
 
 import torch
 
+from mxmoe import ops
 from mxmoe.formats import FORMATS
 from mxmoe.recipes import SwiGLU
 from tests import conformance, interpreter_cases
-from tests.conformance import COPIES, DTYPES, GROUPS
+from tests.conformance import COPIES, DTYPES, GROUPS, TAILS
+from tests.gemm_cases import Problem, assert_within_bound, operand, products
 from tests.helpers import Backend, assert_same_bits, boundary_inputs, differences
-from tests.interpreter_cases import check_rows, check_swiglu, ends, route_case, sort_case
+from tests.interpreter_cases import (
+    check_decode,
+    check_grouped_mm,
+    check_rows,
+    check_swiglu,
+    check_wgrad,
+    ends,
+    route_case,
+    sort_case,
+)
 
 ROWS = conformance.ROWS | {"mostly empty": (3, 2, 40, 64)}
+MULTIPLIED = ("fp32", *conformance.FORMATS, "mxfp4")
 REFERENCE, TRITON = Backend("reference"), Backend("triton")
 
 
@@ -67,6 +79,66 @@ def activated(shape: str, dtype: torch.dtype, copies, gate_up: str):
     check_swiglu(sum(sizes) + 3, 32 if copies else 37, dtype, ends(*sizes), activation, gate_up, copies)
 
 
+def multiplied(check: Callable, shape: str, format: str, dtype: torch.dtype, **options):
+    outputs, contraction, past = TAILS[shape]
+    check(Problem(GROUPS[shape], outputs, contraction, past), format, dtype, **options)
+
+
+def multiplied_views():
+    """Operands and output are views with strides of their own; NaN and Inf stay in their rows, or in their experts' columns."""
+    p, g = Problem((3, 0, 30), 20, 40, past=2), torch.Generator().manual_seed(0)
+    a, w = torch.randn(p.rows, 50, generator=g)[:, 7:47], torch.randn(3, 41, 60, generator=g)[:, 1:41:2, 5:45]
+    a[1, 3], a[4, 5], w[2, 6, 1] = float("nan"), float("inf"), float("nan")
+    out = torch.full((p.rows, 2 * p.outputs), 7.0)[:, ::2]
+    TRITON.run("grouped_mm", (a, None, None, "fp32"), (w, None, None, "fp32"), p.offs, None, out)
+    y, size = products(operand(a, "fp32"), operand(w, "fp32"), p.offs, p.rows)
+    finite = y.isfinite()
+    assert torch.equal(out.isfinite(), finite)
+    assert finite.sum() == p.rows * p.outputs - 2 * p.outputs - 29
+    assert_within_bound(out[finite], y[finite], size[finite], p.contraction)
+
+
+def multiplied_without_groups():
+    """Every row is past the last group."""
+    out = torch.full((5, 8), 7.0)
+    none = torch.empty(0, 8, 16)
+    TRITON.run("grouped_mm", (torch.ones(5, 16), None, None, "fp32"), (none, None, None, "fp32"), ends()[:0], None, out)
+    assert not out.any()
+
+
+def compiled():
+    """torch.compile traces the verbs whole, by their fakes, to the same bytes."""
+    x, w = torch.randn(40, 64).bfloat16(), torch.randn(2, 64, 64).bfloat16()
+    offs, on = ends(9, 30), {"backend": "triton"}
+
+    def forward(x, w):
+        h = ops.grouped_mm(ops.quantize(x, "mxfp8", **on), ops.quantize(w, "mxfp8", **on), offs, **on)
+        return ops.swiglu(h, offs=offs, **on)
+
+    assert_same_bits(torch.compile(forward, fullgraph=True, backend="aot_eager")(x, w), forward(x, w))
+
+
+def products_table(every_dtype: bool) -> dict[str, Callable[[], None]]:
+    """Of the matrix products. The short table has each format on ragged groups, and each other shape in some."""
+    found = {}
+    for turn, (format, shape) in enumerate(product(MULTIPLIED, GROUPS), 1):
+        dtype, column = DTYPES[turn % 3], format in ("fp32", "bf16", "fp16") or FORMATS[format].bits == 8
+        if every_dtype or shape == "ragged" or turn % 3 == 0:
+            found[f"grouped_mm {format} {shape}"] = partial(multiplied, check_grouped_mm, shape, format, dtype, bias=True)
+        if column and (every_dtype or (shape == "ragged") != (turn % 4 == 0)):
+            found[f"grouped_mm columns {format} {shape}"] = partial(
+                multiplied, check_grouped_mm, shape, format, dtype, columns=True
+            )
+        wgrad_dtype = DTYPES[turn % 2]
+        for accumulate in (False, True):
+            if every_dtype or (shape == "ragged" and accumulate == (turn % 8 < 4)):
+                name = f"grouped_mm_wgrad {'added' if accumulate else 'written'} {format} {shape}"
+                found[name] = partial(multiplied, check_wgrad, shape, format, wgrad_dtype, accumulate=accumulate)
+    for format in (*conformance.FORMATS, "mxfp4"):
+        found[f"moe_decode {format}"] = partial(check_decode, 3, 3, 37, 5, 3, format)
+    return found | {"grouped_mm views": multiplied_views, "grouped_mm no groups": multiplied_without_groups, "compiled": compiled}
+
+
 def table(every_dtype: bool = False) -> dict[str, Callable[[], None]]:
     """Name -> a case that raises where a kernel is wrong. Dtypes take turns, or each case has each."""
     found, turn = {}, iter(range(10**6))
@@ -85,7 +157,7 @@ def table(every_dtype: bool = False) -> dict[str, Callable[[], None]]:
     for copies, shape, gate_up in product(COPIES, GROUPS, ("concatenated", "interleaved")):
         for dtype in dtypes():
             found[f"swiglu {gate_up} {dtype} {shape} {copies}"] = partial(activated, shape, dtype, copies, gate_up)
-    return found | {"route": route_case, "sort": sort_case}
+    return found | {"route": route_case, "sort": sort_case} | products_table(every_dtype)
 
 
 def main():

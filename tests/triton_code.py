@@ -45,6 +45,7 @@ class Launch:
     kernel: triton.JITFunction
     signature: dict[str, str]
     constants: dict[str, object]
+    aligned: tuple[int, ...]
     options: dict[str, int]
 
     @property
@@ -65,27 +66,30 @@ def launches(call: Callable[[dict[str, Callable]], None], arch: str) -> list[Lau
         options = {k: v for k in OPTIONS if (v := arguments.pop(k, None)) is not None}
         found.append(Launch(kernel, *_typed(kernel, arguments), options))
 
-    call({name: lambda *args, verb=verb: verb(Target(arch, record), *args) for name, verb in VERBS.items()})
+    call({name: lambda *args, verb=verb: verb(Target(arch, record, 132), *args) for name, verb in VERBS.items()})
     return found
 
 
-def _typed(kernel, arguments: dict) -> tuple[dict[str, str], dict[str, object]]:
-    signature, constants = {}, {}
-    for parameter in kernel.params:
+def _typed(kernel, arguments: dict) -> tuple[dict[str, str], dict[str, object], tuple[int, ...]]:
+    """Types, constants and the places of what a multiple of 16 is, as a launch with these arguments has them."""
+    signature, constants, aligned = {}, {}, []
+    for i, parameter in enumerate(kernel.params):
         value = arguments.pop(parameter.name)
         if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, Tensor):
+            continue
+        if isinstance(value, Tensor):
             signature[parameter.name] = f"*{TYPES[value.dtype]}"
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
+        if not isinstance(value, int) or value % 16 == 0:
+            aligned.append(i)
     assert not arguments, f"{kernel.__name__} has no parameters {list(arguments)}"
-    return signature, constants
+    return signature, constants, tuple(i for i in aligned if list(signature.values())[i] != "fp32")
 
 
 def compiled(launch: Launch, capability: int):
-    """With every pointer, and no integer but those that are constants, a multiple of 16: rows of any length."""
-    attributes = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(launch.signature.values()) if t.startswith("*")}
+    attributes = {(i,): [["tt.divisibility", 16]] for i in launch.aligned}
     source = ASTSource(fn=launch.kernel, signature=launch.signature, constexprs=launch.constants, attrs=attributes)
     options = {"enable_fp_fusion": False, **launch.options}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -66,7 +66,6 @@ from functools import cache
 from types import ModuleType
 
 BACKENDS = ("reference", "host", "cuda", "triton", "interpreter")
-FAST = {"cpu": "host", "cuda": "cuda"}  # by type of device
 READ_PANELS = ("host",)  # their grouped_mm and moe_decode take weights in panels
 
 
@@ -78,12 +77,25 @@ def get(name: str) -> ModuleType:
     return importlib.import_module(f"mxmoe.backends.{name}")
 
 
-def resolve(name: str, device_type: str) -> str:
-    """'auto' -> the fast backend of the device; an explicit name is kept (it never falls back)."""
-    if name != "auto":
-        if name not in BACKENDS:
-            raise ValueError(f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {name!r}")
-        return name
-    if device_type in FAST:
-        return FAST[device_type]
+def fast(device_type: str) -> tuple[str, ...]:
+    """What backend="auto" is there, the first that has the verb in the format: `host` on a CPU; on a GPU `cuda` where its kernels
+    are built for every GPU of this machine, then `triton`."""
+    if device_type == "cpu":
+        return ("host",)
+    if device_type == "cuda":
+        return ("cuda", "triton") if get("cuda").lacks() is None else ("triton",)
     raise NotImplementedError(f"backend='auto' has no backend for device {device_type!r}; available: {', '.join(BACKENDS)}")
+
+
+def candidates(name: str, device_type: str) -> tuple[str, ...]:
+    """Of "auto", `fast`; an explicit name alone (it never falls back)."""
+    if name == "auto":
+        return fast(device_type)
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {name!r}")
+    return (name,)
+
+
+def resolve(name: str, device_type: str) -> str:
+    """The first of the candidates."""
+    return candidates(name, device_type)[0]

@@ -91,10 +91,11 @@ def backend_for(name: str, like: Tensor, verb: str, format: str) -> str:
 
 @torch.compiler.assume_constant_result
 def _backend_with(name: str, device_type: str, verb: str, format: str) -> str:
-    resolved = backends.resolve(name, device_type)
-    if (verb, format) not in backends.get(resolved).SUPPORTS:
-        raise NotImplementedError(f"backend {resolved!r} has no {verb} for format {format!r}")
-    return resolved
+    names = backends.candidates(name, device_type)
+    for resolved in names:
+        if (verb, format) in backends.get(resolved).SUPPORTS:
+            return resolved
+    raise NotImplementedError(f"backend {names[0]!r} has no {verb} for format {format!r}")
 
 
 def dtype_format(t: Tensor) -> str:

@@ -4,9 +4,9 @@ Nothing waits for the device and nothing is read from it; outputs and workspaces
 records a verb like any torch operator. The module imports where there is no GPU; a verb then says what it needs.
 """
 
-from mxmoe.backends.cuda.extension import LAUNCHER, arch_of, module
+from mxmoe.backends.cuda.extension import LAUNCHER, arch_of, lacks, module
 from mxmoe.backends.device import SUPPORTS, verbs
 
 globals().update(verbs(LAUNCHER))
 
-__all__ = ["LAUNCHER", "SUPPORTS", "arch_of", "module"]
+__all__ = ["LAUNCHER", "SUPPORTS", "arch_of", "lacks", "module"]

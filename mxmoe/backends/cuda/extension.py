@@ -39,6 +39,18 @@ def arch_of(name: str, capability: tuple[int, int]) -> str:
 
 
 @cache
+def lacks() -> str | None:
+    """Why these kernels do not run on every GPU of this machine; None where they do, or where there is no GPU."""
+    try:
+        module()
+        for i in range(torch.cuda.device_count()):
+            arch_of(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i))
+    except (ImportError, NotImplementedError) as error:
+        return str(error)
+    return None
+
+
+@cache
 def arch(device: torch.device) -> str:
     if device.type != "cuda":
         raise ValueError(f"backend='cuda' needs tensors on a CUDA device, got {device}")

@@ -13,10 +13,12 @@ import torch
 from mxmoe.formats import FORMATS
 
 _QUANTIZE = ("quantize", "dequantize", "swizzle_scales")
+_GEMMS = ("grouped_mm", "grouped_mm_wgrad", "moe_decode")
 _ROWS = ("permute", "unpermute", "unpermute_backward", "swiglu", "swiglu_backward")
 
 SUPPORTS: frozenset[tuple[str, str]] = frozenset(
     {("route", "fp32"), ("route_backward", "fp32"), ("sort_by_expert", "int32")}
+    | {(verb, format) for verb in _GEMMS for format in ("fp32", "bf16", "fp16", *FORMATS)}
     | {(verb, format) for verb in _ROWS for format in ("fp32", "bf16", "fp16")}
     | {(verb, format) for verb in _QUANTIZE for format in FORMATS}
 )  # (verb, format)

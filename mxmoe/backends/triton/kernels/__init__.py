@@ -4,6 +4,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mxmoe.backends.triton.kernels.dequantize import dequantize
+from mxmoe.backends.triton.kernels.grouped_mm import grouped_mm
+from mxmoe.backends.triton.kernels.grouped_mm_wgrad import grouped_mm_wgrad
+from mxmoe.backends.triton.kernels.moe_decode import moe_decode
 from mxmoe.backends.triton.kernels.permute import permute
 from mxmoe.backends.triton.kernels.quantize import quantize
 from mxmoe.backends.triton.kernels.route import route
@@ -18,7 +21,7 @@ VERBS = {
     verb.__name__: verb
     for verb in (
         quantize, dequantize, swizzle_scales, route, route_backward, sort_by_expert, permute, unpermute, unpermute_backward, swiglu,
-        swiglu_backward,
+        swiglu_backward, grouped_mm, grouped_mm_wgrad, moe_decode,
     )
 }  # fmt: skip
 

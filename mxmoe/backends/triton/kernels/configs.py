@@ -39,3 +39,22 @@ def _route(arch: str, experts: int) -> dict:
     if arch == "interpreter":
         return dict(EP=slots, BT=16, num_warps=4)
     return dict(EP=slots, BT=max(1, min(16, 1024 // slots)), num_warps=4)
+
+
+def _grouped_mm(arch: str, compute: str, decoded: bool, aligned: bool) -> dict:
+    """Sizes that no compiled kernel spills with (machine_code.txt). Decoding takes registers beside the accumulator; so do
+    addresses of rows that are not aligned, each element having its own."""
+    if arch == "interpreter":
+        return dict(BM=128, BN=128, BK=128, num_warps=4)
+    if compute == "fp32":
+        return dict(BM=32, BN=64, BK=16, num_warps=4, num_stages=2)
+    if not aligned:
+        return dict(BM=64, BN=64, BK=64, num_warps=8, num_stages=2)
+    if compute == "scaled":
+        tile = dict(BM=128, BN=64) if arch in ("sm_100", "sm_103") else dict(BM=64, BN=64)
+        return dict(**tile, BK=128, num_warps=8, num_stages=3 if tile["BM"] == 128 else 2)
+    if decoded:
+        return dict(BM=64, BN=128, BK=64, num_warps=8, num_stages=3)
+    if arch in ("sm_100", "sm_103"):
+        return dict(BM=128, BN=64, BK=128, num_warps=8, num_stages=3)
+    return dict(BM=128, BN=128 if arch == "sm_90" else 64, BK=64, num_warps=8, num_stages=3)

@@ -27,6 +27,15 @@ def group_at(offs, num_groups, position, EP: tl.constexpr, ALIGNED: tl.constexpr
 
 
 @triton.jit
+def padded_total(offs, num_groups, EP: tl.constexpr, ALIGNED: tl.constexpr):
+    """(padded rows of all groups, end of the last one)."""
+    e = tl.arange(0, EP)
+    ends = tl.load(offs + e, mask=e < num_groups, other=0)
+    sizes = ends - tl.load(offs + e - 1, mask=(e < num_groups) & (e > 0), other=0)
+    return tl.sum((sizes + (ALIGNED - 1)) // ALIGNED * ALIGNED, 0), tl.max(ends, 0)
+
+
+@triton.jit
 def rows_of_tile(offs, num_groups, num_rows, tile, BR: tl.constexpr, EP: tl.constexpr):
     """Of a tile of BR rows: (padded rows p, rows, whether a row is live, whether it is to be written, group, first padded row of
     the group). EP 0: no groups, every row is its own padded row."""

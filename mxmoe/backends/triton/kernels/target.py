@@ -19,10 +19,11 @@ INTERPRETED = triton.knobs.runtime.interpret  # read when kernels are decorated,
 
 @dataclass(frozen=True)
 class Target:
-    """arch: "sm_90" ..., or "interpreter"; run(kernel, grid, **arguments)."""
+    """arch: "sm_90" ..., or "interpreter"; run(kernel, grid, **arguments); programs: of kernels whose programs stay."""
 
     arch: str
     run: Callable[..., None]
+    programs: int
 
     def config(self, kernel: str, **facts) -> dict:
         return pick_config(kernel, self.arch, **facts)
@@ -37,7 +38,7 @@ def raw(t: Tensor | None) -> Tensor | None:
 
 def group_slots(offs: Tensor | None) -> tuple[int, int]:
     """(number of groups, the power of two that kernels read their ends in), zeros without groups."""
-    return (0, 0) if offs is None else (len(offs), triton.next_power_of_2(len(offs)))
+    return (0, 0) if offs is None else (len(offs), triton.next_power_of_2(max(len(offs), 1)))
 
 
 def run(kernel, grid: tuple[int, ...], **arguments):
@@ -52,8 +53,9 @@ def run(kernel, grid: tuple[int, ...], **arguments):
 def target_of(device: torch.device) -> Target:
     """ValueError where Triton has no device there."""
     if INTERPRETED:
-        return Target("interpreter", run)
+        return Target("interpreter", run, 3)
     if device.type != "cuda":
         raise ValueError(f"backend='triton' needs tensors on a GPU, or Triton's interpreter (TRITON_INTERPRET=1), got {device}")
-    major, minor = torch.cuda.get_device_capability(device)
-    return Target(f"sm_{major}{minor}", run)
+    facts = torch.cuda.get_device_properties(device)
+    arch = facts.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{facts.major}{facts.minor}"
+    return Target(arch, run, facts.multi_processor_count)
