@@ -1,18 +1,21 @@
 """Anyrun's service over nodes of plain processes: in this process and over HTTP."""
 
 import asyncio
+import contextlib
+import functools
+import http.client
 import json
 import time
 
 import pytest
 
 from rl.environments import open_backend
-from rl.environments.anyrun import agent, cli, service
+from rl.environments.anyrun import agent, cli, on_ray, rpc, service
 from rl.environments.anyrun.rpc import Client, Server, Unreachable, packed, unpacked
 from rl.environments.anyrun.scheduler import Config, Refused
 from rl.environments.anyrun.shapes import Quota, Resources
 from rl.environments.anyrun.sim import Plan, simulate
-from rl.environments.sandbox import ImageError, LeaseExpired, SandboxError, SandboxLost, StartTimeout
+from rl.environments.sandbox import ImageError, LeaseExpired, NoCapacity, SandboxError, SandboxLost, StartTimeout
 
 SMALL = [100, 64, 64, 8]
 ROOMY = [100_000, 100_000, 1_000_000, 100_000]
@@ -361,3 +364,191 @@ def test_simulated_clusters_keep_their_promises():
 def test_the_command_line_simulates(capsys):
     assert cli.main(["sim", "--environments", "200", "--churn-s", "1", "--losses", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["placements"] >= 200
+
+
+class Liar:
+    """A node that says it has more than it has, or nonsense."""
+
+    def __init__(self):
+        self.said = {"capacity": [50_000] * 4, "live": [0] * 4, "alive": [], "images": []}
+
+    async def report(self):
+        return self.said
+
+    async def start(self, **_):
+        raise NoCapacity("full")
+
+    async def stop(self, **_):
+        pass
+
+
+@inside()
+async def test_a_node_that_lies_holds_nobody_up(cluster):
+    liar = Liar()
+    await cluster.anyrun.add_node("liar", liar)
+    client = cluster.client()
+    made = await asyncio.gather(*(client.create(key=str(i), image="", steady=SMALL) for i in range(8)))
+    assert {one["node"] for one in made} == {"n0"}
+    for wrong in ({"live": [2**70] * 4}, {"live": ["x"] * 4}, {"live": [-1] * 4}, {"live": []}, {"alive": "?"}, {"capacity": None}):
+        liar.said = {**Liar().said, **wrong}
+        await asyncio.sleep(0.25)
+        assert (await client.exec(env=made[0]["id"], command="echo ok"))["stdout"] == b"ok\n"
+    liar.said = None
+    await until(lambda: "liar" not in cluster.anyrun.scheduler.nodes.number)
+    liar.said = Liar().said
+    await until(lambda: "liar" in cluster.anyrun.scheduler.nodes.number)
+    with pytest.raises(ValueError, match="whole number"):
+        Resources(2**41)
+
+
+def post(url: str, path: str, body: bytes, token="secret-a", **headers) -> tuple[int, bytes]:
+    host, port = url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("POST", path, body, {"Authorization": f"Bearer {token}", **headers})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+BAD = [
+    b"", b"[]", b"{", b"\xff\xfe", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"key":"k","image":"","steady":[1e999,1,1,1]}',
+    b'{"key":"k","image":"","steady":[1180591620717411303424,1,1,1]}', b'{"key":"k","image":"","steady":[true,1,1,1]}',
+    b'{"key":"k","image":"","steady":[1,1,1,1],"lease_s":NaN}', b'{"key":"k","image":"","steady":[1,1,1,1],"lease_s":-1}',
+    b'{"key":"k","image":"","steady":[1,1,1,1],"lease_s":1e999}', b'{"key":"k","image":"","steady":[1,1,1]}',
+    b'{"key":{"bytes":"AA=="},"image":[],"steady":[1,1,1,1]}', b'{"key":7,"image":"","steady":[1,1,1,1]}',
+    b'{"key":"k","image":"","steady":[1,1,1,1],"parent":[]}', b'{"key":"k","image":"","steady":[1,1,1,1],"self":1}',
+    b'{"key":"k","image":"","steady":[1,1,1,1],"wait_s":NaN}', b'{"key":"k","image":"","steady":[1,1,1,1],"nothing":1}',
+    b'{"key":"%s","image":"","steady":[1,1,1,1]}' % (b"k" * 501), b'{"a":{"bytes":5}}', b'{"a":{"bytes":"%%"}}', b"9" * 5000,
+]  # fmt: skip
+
+
+@inside()
+async def test_hostile_requests_change_nothing(cluster):
+    client = cluster.client()
+    env = (await client.create(key="good", image="", steady=SMALL))["id"]
+    ask = functools.partial(asyncio.to_thread, post, cluster.url)
+    for body in BAD:
+        status, answer = await ask("/v1/create", body)
+        assert (status, set(json.loads(answer)) >= {"error", "message"}) == (422, True), (body[:80], status, answer)
+    for arguments in (
+        {"timeout_s": "x"}, {"placement": 1},
+        {"timeout_s": [1]}, {"env": 2**70}, {"env": -1}, {"env": "1"}, {"env": None}, {"env": [1]},
+        {"command": 5}, {"command": ["a\0b"]}, {"command": [1]}, {"cwd": "../../../nowhere"}, {"user": "x"},
+    ):  # fmt: skip
+        status, _ = await ask("/v1/exec", json.dumps({"env": env, "command": "true", **arguments}).encode())
+        assert status in (200, 422), arguments
+    for method in ("__init__", "close", "_call", "add_node", "set_quota", "..%2fmetrics", "%00", ""):
+        assert (await ask(f"/v1/{method}", b"{}"))[0] in (404, 405), method
+    for path in ("../x", "/../../etc/shadow", "a/../../../etc/passwd"):
+        with pytest.raises((OSError, SandboxError)):
+            await client.read(env=env, path=path)
+    assert (await client.exec(env=env, command="echo ok"))["stdout"] == b"ok\n"
+    assert len(cluster.anyrun.scheduler.shapes) == 1
+
+
+@inside()
+async def test_keys_and_ids_are_not_shared(cluster):
+    """A repeated key of another call, of another tenant, and ids of others."""
+    a, b = cluster.client(), cluster.client(token="secret-b")
+    env = (await a.create(key="k", image="", steady=SMALL))["id"]
+    assert (await b.create(key="k", image="", steady=SMALL))["id"] != env
+    ask = functools.partial(asyncio.to_thread, post, cluster.url, "/v1/state")
+    body = json.dumps({"env": env}).encode()
+    assert await ask(body, **{"Idempotency-Key": "1"}) == (200, b'"running"')
+    status, answer = await ask(b'{"env": 5}', **{"Idempotency-Key": "1"})
+    assert (status, b"another call" in answer) == (422, True)
+    assert await ask(body, token="secret-b", **{"Idempotency-Key": "1"}) == (200, b"null")
+    await a.destroy(env=env)
+    assert (await a.state(env=env), await b.state(env=env)) == ("ended: destroyed", None)
+    with pytest.raises(ValueError, match="no /"):
+        cluster.anyrun.set_quota("a/b", Quota())
+
+
+@inside()
+async def test_bodies_and_answers_are_bounded(cluster):
+    client = cluster.client()
+    env = (await client.create(key="k", image="", steady=SMALL))["id"]
+    status, _ = await asyncio.to_thread(post, cluster.url, "/v1/create", b"", **{"Content-Length": str(rpc.LARGEST + 1)})
+    assert status == 413
+    await client.write(env=env, path="big", data=b"x" * (1 << 20))
+    most, rpc.REMEMBER_BYTES = rpc.REMEMBER_BYTES, 4 << 20
+    try:
+        for _ in range(8):
+            assert len(await client.read(env=env, path="big")) == 1 << 20
+        await client.state(env=env)
+        assert cluster.server.kept <= rpc.REMEMBER_BYTES
+        assert cluster.server.kept == sum(call.bytes for call in cluster.server.calls.values())
+    finally:
+        rpc.REMEMBER_BYTES = most
+
+
+@inside()
+async def test_wrong_images_do_not_rest_the_node(cluster):
+    client = cluster.client()
+    for i in range(10):
+        with pytest.raises(SandboxLost, match="ImageError"):
+            await client.create(key=f"bad{i}", image="/no/such/image", steady=SMALL)
+    began = time.monotonic()
+    assert (await client.create(key="good", image="", steady=SMALL))["state"] == "running"
+    assert time.monotonic() - began < 5  # it was 60 s
+
+
+@inside()
+async def test_half_open_connections_are_closed(cluster):
+    server = Server(cluster.anyrun, service.METHODS, {"secret-a": "a"}, head_s=0.4)
+    url = await server.start()
+    try:
+        port = int(url.rsplit(":", 1)[1])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        for _, writer in held[::2]:
+            writer.write(b"POST /v1/state HTTP/1.1\r\nHost: x\r\nAutho")
+        assert (await cluster.client(url).create(key="k", image="", steady=SMALL))["state"] == "running"
+        for reader, writer in held:
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        await until(lambda: len(server.runner.server.connections) <= 1)
+    finally:
+        await server.close()
+
+
+@inside()
+async def test_commands_that_block_delay_no_one_else(cluster):
+    client = cluster.client()
+    env = (await client.create(key="k", image="", steady=SMALL))["id"]
+    stuck = [asyncio.create_task(client.exec(env=env, command="sleep 20")) for _ in range(agent.CONTROL + 20)]
+    await asyncio.sleep(0.5)
+    assert (await client.create(key="next", image="", steady=SMALL))["state"] == "running"
+    await client.destroy(env=env)
+    for result in await asyncio.gather(*stuck, return_exceptions=True):
+        assert isinstance(result, SandboxError)
+
+
+def test_nodes_as_ray_actors():
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+
+    async def main():
+        nodes = on_ray.start("subprocess", {"allow": "all"}, capacity=ROOMY)
+        anyrun = service.Anyrun(Config(**CONFIG), report_s=0.2, call_s=2.0)
+        await anyrun.start()
+        for name, node in nodes.items():
+            await anyrun.add_node(name, node)
+        env = (await anyrun.create("a", "k", "", SMALL))["id"]
+        assert (await anyrun.exec("a", env, "echo $((6 * 7))"))["stdout"] == b"42\n"
+        with pytest.raises(FileNotFoundError):
+            await anyrun.read("a", env, "none")
+        with pytest.raises(SandboxLost, match="ImageError"):
+            await anyrun.create("a", "bad", "/etc", SMALL)
+        ray.kill(node._actor)
+        await until(lambda: env not in anyrun.where)
+        with pytest.raises(SandboxLost, match="node lost"):
+            await anyrun.exec("a", env, "true")
+        await anyrun.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        ray.shutdown()

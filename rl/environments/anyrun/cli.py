@@ -14,8 +14,9 @@ from rich.live import Live
 from rich.table import Table
 
 from rl.environments import open_backend
-from rl.environments.anyrun import agent, service
+from rl.environments.anyrun import agent, on_ray, service
 from rl.environments.anyrun.rpc import Client, Server
+from rl.environments.anyrun.scheduler import Config
 from rl.environments.anyrun.shapes import RESOURCES
 from rl.environments.anyrun.sim import Plan, simulate
 
@@ -37,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     up.add_argument("--port", type=int, default=8650)
     up.add_argument("--tenant", action="append", default=[], metavar="NAME=TOKEN")
     up.add_argument("--node", action="append", default=[], metavar="NAME=URL", help="a node elsewhere; its token is the service's")
+    up.add_argument("--ray", metavar="ADDRESS", help="every machine of this Ray cluster, too (auto: the running one)")
+    up.add_argument(
+        "--load", type=float, default=0.95, help="share of the cores in use from which on nothing more starts on a node"
+    )
     node.add_argument("--port", type=int, default=8651)
     for name, text in (("status", "what runs where, once"), ("top", "the same, every second")):
         command = commands.add_parser(name, help=text)
@@ -64,14 +69,23 @@ def backend_of(backend: str, allow_unsafe: bool):
     return open_backend(backend, **({"allow": "all"} if allow_unsafe else {}))
 
 
-async def serve(*, token, host, port, backend, images, allow_unsafe, tenant, node):
+async def serve(*, token, host, port, backend, images, allow_unsafe, tenant, node, ray, load):
     here = agent.Agent(backend_of(backend, allow_unsafe), images=images)
-    anyrun = service.Anyrun()
+    anyrun = service.Anyrun(Config(fork_away=False, pressure=(load, *Config.pressure[1:])))
     await anyrun.start()
     await anyrun.add_node("local", here)
     for name, url in (entry.split("=", 1) for entry in node):
         await anyrun.add_node(name, Client(url, token))
-    tokens = {token: service.ADMIN, **{secret: name for name, secret in (entry.split("=", 1) for entry in tenant)}}
+    if ray:
+        import ray as cluster
+
+        cluster.init(ray)
+        for name, far in on_ray.start(backend, {"allow": "all"} if allow_unsafe else {}, images=images).items():
+            await anyrun.add_node(name, far)
+    tokens = {secret: name for name, secret in (entry.split("=", 1) for entry in tenant)}
+    if service.ADMIN in tokens.values():
+        raise ValueError(f"{service.ADMIN} is no tenant: the token in {TOKEN} is the administrator's")
+    tokens[token] = service.ADMIN
     server = Server(anyrun, service.METHODS, tokens, anyrun.metrics)
     print(await server.start(host, port), flush=True)
     try:

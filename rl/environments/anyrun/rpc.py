@@ -3,18 +3,24 @@
 Every call carries a bearer token and an idempotency key. A server does a key's call once: a repetition, by a client whose
 connection broke, waits for or gets the first one's answer. So the client repeats any call after a connection error, with a growing
 pause and the same key, until its deadline. Errors come back as the exceptions they were.
+
+Clients are not trusted: numbers must be finite, bodies have a size and a time, a few large ones per tenant are read at once, the
+answers kept for repetitions are few and small, and a connection that never sends a whole request is closed.
 """
 
 import asyncio
 import base64
+import hashlib
 import hmac
 import inspect
 import json
+import math
 import random
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
@@ -25,7 +31,9 @@ from rl.environments.anyrun.scheduler import Refused
 ERRORS = {
     kind.__name__: kind for kind in vars(sandbox).values() if isinstance(kind, type) and issubclass(kind, sandbox.SandboxError)
 }
-REMEMBER, REMEMBER_S, LARGEST = 10_000, 600.0, 1 << 28
+REMEMBER, REMEMBER_S, REMEMBER_BYTES = 10_000, 600.0, 1 << 28  # answers, for repetitions
+LARGEST, LARGE, LARGE_AT_ONCE = 96 << 20, 1 << 20, 4  # bytes of a body; bodies over LARGE, of one tenant
+BODY_S, HEAD_S = 60.0, 15.0  # for a request's body to come; for a connection's first request
 
 
 class Unreachable(sandbox.SandboxError):
@@ -80,13 +88,25 @@ def revived(facts: dict) -> Exception:
             return revived
 
 
+@dataclass
+class Call:
+    digest: bytes  # of its body
+    since: float
+    task: asyncio.Task
+    bytes: int = 0  # of its answer
+
+
 class Server:
     """Offers `methods` of an object. `tokens`: bearer token -> tenant; a method with a parameter `tenant` is told the caller's."""
 
-    def __init__(self, target, methods: tuple[str, ...], tokens: Mapping[str, str], metrics=None):
-        self.target, self.methods, self.tokens, self.metrics = target, methods, dict(tokens), metrics
-        self.answers: OrderedDict[tuple, tuple[float, asyncio.Task]] = OrderedDict()
-        app = web.Application(client_max_size=LARGEST)
+    def __init__(self, target, methods: tuple[str, ...], tokens: Mapping[str, str], metrics=None, head_s: float = HEAD_S):
+        self.target, self.methods, self.tokens, self.metrics, self.head_s = target, methods, dict(tokens), metrics, head_s
+        self.calls: OrderedDict[tuple, Call] = OrderedDict()
+        self.running: set[asyncio.Task] = set()
+        self.kept = 0  # bytes of answers
+        self.large = defaultdict(lambda: asyncio.Semaphore(LARGE_AT_ONCE))
+        self.spoken: set = set()  # connections that have sent a request
+        app = web.Application(client_max_size=LARGEST, middlewares=[self._speaks])
         app.router.add_post("/v1/{method}", self._handle)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -97,12 +117,32 @@ class Server:
         await self.runner.setup()
         site = web.TCPSite(self.runner, host, port)
         await site.start()
+        self.reaper = asyncio.create_task(self._reap())
         return f"http://{host}:{site._server.sockets[0].getsockname()[1]}"
 
     async def close(self):
-        for _, task in self.answers.values():
+        for task in [self.reaper, *self.running]:
             task.cancel()
         await self.runner.cleanup()
+
+    @web.middleware
+    async def _speaks(self, request: web.Request, handler):
+        self.spoken.add(request.protocol)
+        return await handler(request)
+
+    async def _reap(self):
+        """Closes connections on which no request has come for too long after they were opened."""
+        opened: dict = {}
+        while True:
+            await asyncio.sleep(self.head_s / 4)
+            now, alive = time.monotonic(), set(self.runner.server.connections)
+            opened = {connection: opened.get(connection, now) for connection in alive}
+            self.spoken &= alive
+            for connection, since in opened.items():
+                if connection not in self.spoken and now - since > self.head_s:
+                    connection.force_close()
+                    if connection.transport is not None:
+                        connection.transport.abort()
 
     def _tenant(self, request: web.Request) -> str:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
@@ -121,33 +161,73 @@ class Server:
         tenant, method = self._tenant(request), request.match_info["method"]
         if method not in self.methods:
             raise web.HTTPNotFound(text=f"no method {method}")
-        body = await request.read()
+        if (request.content_length or 0) > LARGEST:
+            raise web.HTTPRequestEntityTooLarge(LARGEST, request.content_length)
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await self._body(request, tenant)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout() from None
         known = (tenant, method, request.headers.get("Idempotency-Key") or secrets.token_hex(16))
-        while self.answers and (
-            len(self.answers) > REMEMBER or next(iter(self.answers.values()))[0] < time.monotonic() - REMEMBER_S
-        ):
-            self.answers.popitem(last=False)
-        if known not in self.answers:
-            self.answers[known] = time.monotonic(), asyncio.create_task(self._answer(method, body, tenant))
-        status, answer = await asyncio.shield(self.answers[known][1])  # the call goes on when the client is gone
-        return web.json_response(answer, status=status)
+        digest, now = hashlib.sha256(body).digest(), time.monotonic()
+        self._forget(now)
+        call = self.calls.get(known)
+        if call is None:
+            call = self.calls[known] = Call(digest, now, asyncio.create_task(self._answer(method, body, tenant)))
+            self.running.add(call.task)
+            call.task.add_done_callback(lambda task: self._done(known, call))
+        elif call.digest != digest:
+            return web.json_response(described(ValueError("the idempotency key was used for another call")), status=422)
+        status, answer = await asyncio.shield(call.task)  # the call goes on when the client is gone
+        return web.Response(body=answer, status=status, content_type="application/json")
 
-    async def _answer(self, method: str, body: bytes, tenant: str) -> tuple[int, object]:
+    async def _body(self, request: web.Request, tenant: str) -> bytes:
+        if request.content_length is not None and request.content_length <= LARGE:
+            return await request.read()
+        async with self.large[tenant]:
+            return await request.read()
+
+    def _done(self, known: tuple, call: Call):
+        self.running.discard(call.task)
+        if not call.task.cancelled() and self.calls.get(known) is call:
+            call.bytes = len(call.task.result()[1])
+            self.kept += call.bytes
+
+    def _forget(self, now: float):
+        """The oldest answers, while they are too many, too large or too old."""
+        while self.calls:
+            oldest = next(iter(self.calls.values()))
+            if len(self.calls) <= REMEMBER and self.kept <= REMEMBER_BYTES and oldest.since >= now - REMEMBER_S:
+                break
+            self.kept -= self.calls.popitem(last=False)[1].bytes
+
+    async def _answer(self, method: str, body: bytes, tenant: str) -> tuple[int, bytes]:
         call = getattr(self.target, method)
         try:
             arguments = unpacked(await asyncio.to_thread(_loads, body))
             if "tenant" in inspect.signature(call).parameters:
                 arguments["tenant"] = tenant
-            return 200, packed(await call(**arguments))
+            return 200, await asyncio.to_thread(_dumps, await call(**arguments))
         except Exception as error:
-            return 422, described(error)
+            return 422, json.dumps(described(error)).encode()
 
 
 def _loads(body: bytes) -> dict:
-    value = json.loads(body or b"{}")
+    value = json.loads(body or b"{}", parse_constant=_finite, parse_float=_finite)
     if not isinstance(value, dict):
         raise ValueError("arguments must be a JSON object")
     return value
+
+
+def _finite(text: str) -> float:
+    """NaN and infinities would sit in queues that are ordered by time."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"numbers must be finite, got {text[:20]}")
+    return value
+
+
+def _dumps(value) -> bytes:
+    return json.dumps(packed(value)).encode()
 
 
 class Client:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl.environments.anyrun.nodes import DRAINING, GONE, Nodes
+from rl.environments.anyrun.nodes import DRAINING, GONE, Nodes, grown
 from rl.environments.anyrun.shapes import Quota, Resources, Shape
 from rl.environments.anyrun.table import NEVER, QUEUED, RUNNING, STARTING, STATES, STOPPING, Table
 from rl.environments.anyrun.tenants import POOL, Tenant
@@ -89,7 +89,7 @@ class Scheduler:
         self.tenant_number = {"": POOL}
         self.shapes: list[Shape] = []
         self.shape_number: dict[Shape, int] = {}
-        self.steady_SR = self.peak_SR = np.zeros((0, 4), np.int64)
+        self.steady_SR, self.peak_SR = np.zeros((2, 16, 4), np.int64)
         self.slot_of: dict[int, int] = {}  # placement -> slot
         self.keys: dict[str, int] = {}  # "tenant/key" -> id, also of remembered environments
         self.ended: OrderedDict[int, tuple[str, str | None]] = OrderedDict()  # id -> reason, "tenant/key"
@@ -152,6 +152,13 @@ class Scheduler:
             return STATES[self.table.state[slot]]
         return f"ended: {self.ended[env][0]}" if env in self.ended else None
 
+    def owner(self, env: int) -> str | None:
+        """The tenant that asked for it, also of one that has ended and is remembered."""
+        slot = self.table.slot(env)
+        if slot is not None:
+            return self.tenants[self.table.tenant[slot]].name
+        return self.ended[env][1].split("/", 1)[0] if env in self.ended else None
+
     def set_quota(self, tenant: str, quota: Quota):
         self.tenants[self._tenant(tenant)].quota = quota
 
@@ -204,13 +211,16 @@ class Scheduler:
         else:
             self._run(slot)
 
-    def failed(self, placement: int, reason: str, now: float):
-        """A start failed and has left nothing behind on the node."""
+    def failed(self, placement: int, reason: str, now: float, final: bool = False):
+        """A start failed and has left nothing behind on the node. `final`: it would anywhere, and the node is not to blame."""
         self._advance(now)
         slot, table = self.slot_of.get(placement), self.table
         if slot is None:
             return
-        if table.state[slot] == STARTING:
+        if table.state[slot] == STARTING and final:
+            self._unplace(slot)
+            self._end(slot, f"start failed: {reason}")
+        elif table.state[slot] == STARTING:
             self.nodes.failed(int(table.node[slot]), self.now)
             self._again(slot, f"start failed: {reason}")
         else:
@@ -280,16 +290,19 @@ class Scheduler:
 
     def _tenant(self, name: str) -> int:
         if name not in self.tenant_number:
+            if "/" in name:  # it separates the tenant from the key
+                raise ValueError(f"a tenant's name has no / in it, got {name!r}")
             self.tenant_number[name] = len(self.tenants)
             self.tenants.append(Tenant(name, Quota()))
         return self.tenant_number[name]
 
     def _shape(self, shape: Shape) -> int:
         if shape not in self.shape_number:
-            self.shape_number[shape] = len(self.shapes)
+            number = self.shape_number[shape] = len(self.shapes)
             self.shapes.append(shape)
-            self.steady_SR = np.array([[*s.steady] for s in self.shapes], np.int64)
-            self.peak_SR = np.array([[*s.peak] for s in self.shapes], np.int64)
+            if number == len(self.steady_SR):
+                self.steady_SR, self.peak_SR = (grown(needs_SR, 2 * number, 0) for needs_SR in (self.steady_SR, self.peak_SR))
+            self.steady_SR[number], self.peak_SR[number] = [*shape.steady], [*shape.peak]
         return self.shape_number[shape]
 
     def _new(self, tenant: int, shape: int, lease_s: float, key: str | None, parent: int | None) -> int:

@@ -18,10 +18,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from rl.environments.anyrun.rpc import Unreachable
 from rl.environments.anyrun.scheduler import Config, Ended, Ready, Scheduler, Start, Stop
-from rl.environments.anyrun.shapes import RESOURCES, Quota, Resources, Shape
-from rl.environments.sandbox import LeaseExpired, SandboxError, SandboxLost, StartTimeout
+from rl.environments.anyrun.shapes import RESOURCES, Quota, Shape, vector
+from rl.environments.sandbox import ImageError, LeaseExpired, SandboxError, SandboxLost, StartTimeout
 
 METHODS = ("create", "exec", "read", "write", "renew", "destroy", "state", "status", "drain")
+LONGEST = 500  # characters of a key or an image's name
 ADMIN = "admin"  # the tenant that may see all and change nodes
 WAYS_TO_END = {"lease expired": LeaseExpired, "start timeout": StartTimeout, "queue timeout": StartTimeout}
 
@@ -33,7 +34,6 @@ class Anyrun:
         self.nodes: dict[str, object] = {}
         self.ready: dict[int, asyncio.Future] = {}  # environments somebody waits for
         self.where: dict[int, tuple[int, str]] = {}  # running: placement and node
-        self.owner: dict[int, str] = {}
         self.asked: dict[int, float] = {}
         self.tasks: set[asyncio.Task] = set()
         self.registry = CollectorRegistry()
@@ -58,7 +58,7 @@ class Anyrun:
         """Joins with what it still runs; that is stopped."""
         report = await node.report()
         self.nodes[name] = node
-        capacity = Resources(*report["capacity"])
+        capacity = vector(report["capacity"])
         self.scheduler.add_node(name, capacity, time.monotonic(), report["images"], report["alive"])
         self._spawn(self._watch(name, node))
 
@@ -73,12 +73,12 @@ class Anyrun:
         while self.nodes.get(name) is node:
             await asyncio.sleep(self.report_s)
             asked = time.monotonic()
-            with contextlib.suppress(SandboxError, OSError, TimeoutError):
+            with contextlib.suppress(SandboxError, OSError, TimeoutError, ValueError, TypeError, KeyError):  # nonsense is silence
                 async with asyncio.timeout(self.call_s):
                     report = await node.report()
-                now, live = time.monotonic(), Resources(*report["live"])
+                now, live = time.monotonic(), vector(report["live"])
                 if not self.scheduler.report(name, now, live, report["alive"], asked, report["images"]):
-                    self.scheduler.add_node(name, Resources(*report["capacity"]), now, report["images"], report["alive"])
+                    self.scheduler.add_node(name, vector(report["capacity"]), now, report["images"], report["alive"])
                 self._obey()
 
     def _spawn(self, work):
@@ -102,7 +102,6 @@ class Anyrun:
                 case Ended(env, reason):
                     self.where.pop(env, None)
                     self.asked.pop(env, None)
-                    self.owner.pop(env, None)
                     self.ended.labels(reason.split(":")[0]).inc()
                     if env in self.ready:
                         self.ready.pop(env).set_exception(gone(env, reason))
@@ -119,7 +118,8 @@ class Anyrun:
             return  # nobody knows whether it runs: stopped when late, or lost with its node
         except (SandboxError, OSError, ValueError) as error:
             self.failures.labels(start.node).inc()
-            self.scheduler.failed(start.placement, f"{type(error).__name__}: {error}"[:300], time.monotonic())
+            final = isinstance(error, (ImageError, ValueError))
+            self.scheduler.failed(start.placement, f"{type(error).__name__}: {error}"[:300], time.monotonic(), final)
         else:
             self.scheduler.started(start.placement, time.monotonic())
         self._obey()
@@ -140,11 +140,12 @@ class Anyrun:
         """An environment that answers, or its state after `wait_s`: the same one for the same key. `parent`: a fork of that one."""
         if parent is not None:
             self._own(tenant, parent)
-        shape = Shape(image, Resources(*steady), Resources(*peak) if peak else None)
-        env = self.scheduler.create(tenant, key, shape, lease_s, time.monotonic(), parent)
+        if len(key) > LONGEST or len(image) > LONGEST:
+            raise ValueError(f"key and image have at most {LONGEST} characters")
+        shape = Shape(image, vector(steady), vector(peak) if peak else None)
+        env = self.scheduler.create(tenant, key, shape, positive(lease_s), time.monotonic(), parent)
         state = self.scheduler.state(env)
         if state in ("queued", "starting"):
-            self.owner[env] = tenant
             self.asked.setdefault(env, time.monotonic())
             future = self.ready.setdefault(env, asyncio.get_running_loop().create_future())
             self._obey()
@@ -152,7 +153,6 @@ class Anyrun:
                 async with asyncio.timeout(wait_s):
                     await asyncio.shield(future)
         else:
-            self.owner.setdefault(env, tenant) if state == "running" else None
             self._obey()
         state = self.scheduler.state(env)
         if state is None or state.startswith("ended"):
@@ -179,21 +179,22 @@ class Anyrun:
 
     async def renew(self, tenant: str, env: int, lease_s: float) -> None:
         self._own(tenant, env)
-        self.scheduler.renew(env, lease_s, time.monotonic())
+        self.scheduler.renew(env, positive(lease_s), time.monotonic())
 
     async def destroy(self, tenant: str, env: int) -> None:
         """Idempotent."""
-        if self.owner.get(env) in (tenant, None) or tenant == ADMIN:
+        if tenant in (self.scheduler.owner(env), ADMIN):
             self.scheduler.destroy(env, time.monotonic())
             self._obey()
 
     async def state(self, tenant: str, env: int) -> str | None:
-        return self.scheduler.state(env) if self.owner.get(env, tenant) == tenant else None
+        return self.scheduler.state(env) if self.scheduler.owner(env) == tenant else None
 
     def _own(self, tenant: str, env: int) -> tuple[int, str]:
         """Where the environment runs, for its owner."""
-        if env not in self.where or self.owner.get(env) != tenant:
-            state = self.scheduler.state(env) if self.owner.get(env, tenant) == tenant else None
+        mine = self.scheduler.owner(env) == tenant
+        if env not in self.where or not mine:
+            state = self.scheduler.state(env) if mine else None
             raise gone(env, (state or "unknown").removeprefix("ended: "))
         return self.where[env]
 
@@ -242,6 +243,12 @@ class Anyrun:
 def only_admin(tenant: str):
     if tenant != ADMIN:
         raise ValueError("only the administrator's token may do this")
+
+
+def positive(seconds: float) -> float:
+    if not 0 < seconds < float("inf"):  # NaN, too
+        raise ValueError(f"lease_s must be positive, got {seconds}")
+    return seconds
 
 
 def gone(env: int, reason: str) -> SandboxError:

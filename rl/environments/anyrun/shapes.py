@@ -9,6 +9,7 @@ reserved from the placement until the environment answers, `steady` from then on
 from dataclasses import dataclass, fields
 
 MIB = 2**20
+MOST = 2**40  # of any resource: sums over all environments fit into 64 bits
 
 
 @dataclass(frozen=True, order=True)
@@ -23,8 +24,8 @@ class Resources:
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{field.name} must be a whole number >= 0, got {value!r}")
+            if type(value) is not int or not 0 <= value <= MOST:
+                raise ValueError(f"{field.name} must be a whole number >= 0 and at most 2**40, got {str(value)[:40]!r}")
 
     def __iter__(self):
         return iter((self.cpu, self.memory, self.disk, self.pids))
@@ -35,6 +36,11 @@ class Resources:
 
 
 RESOURCES = tuple(field.name for field in fields(Resources))
+
+
+def vector(amounts) -> Resources:
+    """Of four numbers from somewhere else; ValueError of more, fewer or others."""
+    return Resources(**dict(zip(RESOURCES, amounts, strict=True)))
 
 
 @dataclass(frozen=True)
