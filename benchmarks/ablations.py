@@ -204,12 +204,16 @@ def main(argv: list[str] | None = None) -> int:
         work(arguments.run_dir, plan(arguments.seeds), SETTINGS)
     results = collect(arguments.run_dir, SETTINGS)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    if len(budgets(results)) > 2:
+    print(f"{len(results['runs'])} runs in {RESULTS}")
+    if len(budgets(results)) == len(BUDGETS):
         draw(budgets(results), PICTURE)
+        print(f"R squared {line(budgets(results))[2]:.4f}: {PICTURE}")
     for recipe in RECIPES[1:]:
-        mean, error, seeds = excess(results, recipe)
-        print(f"{recipe}: {mean:+.3f} % above bf16, standard error {error:.3f} %, {seeds} seeds")
-    print(f"R squared {line(budgets(results))[2]:.4f}; {RESULTS}, {PICTURE}")
+        try:
+            mean, error, seeds = excess(results, recipe)
+            print(f"{recipe}: {mean:+.3f} % above bf16, standard error {error:.3f} %, {seeds} seeds")
+        except ValueError as reason:  # with --collect, before enough runs are finished
+            print(reason)
     return 0
 
 

@@ -20,7 +20,10 @@ def results(run: Run) -> dict:
 
 def excess(recipe: str, number: int, run: Run) -> float:
     """Mean (0) or standard error (1) over the seeds, %."""
-    values = ablations.excess(results(run), recipe)
+    try:
+        values = ablations.excess(results(run), recipe)
+    except ValueError as reason:
+        raise NotMeasured(str(reason)) from None
     run.note(f"{values[2]} seeds, {values[0]:+.3f} % +- {values[1]:.3f} %")
     return values[number]
 
