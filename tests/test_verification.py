@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rl.environments.sandbox import SandboxError, SandboxLost
+from rl.tasks.check import check
 from rl.tasks.task import Task, TaskError, Verifier
 from rl.tasks.verification import verify
 from rl.tasks.workspace import Entry, difference, tree
@@ -143,6 +144,14 @@ def test_a_failure_of_the_machinery_is_no_reward(sandboxes, monkeypatch):  # noq
     with pytest.raises(SandboxError, match="gone"):
         verify(SHOP, FIX, sandboxes)
     assert len(tries) == 2
+
+
+def test_a_task_that_passes_without_a_change_is_not_sound(sandboxes):  # noqa: F811
+    gold = SHOP.files | {"solution/gold.patch": FIX.encode()}
+    assert check(replace(SHOP, files=gold), sandboxes, times=1).sound
+    verifier = replace(SHOP.verifier, fail_to_pass=SHOP.verifier.pass_to_pass, pass_to_pass=())
+    found = check(replace(SHOP, files=gold, verifier=verifier), sandboxes, times=1)
+    assert (found.sound, found.gold, found.empty) == (False, 1, 1)
 
 
 def test_answers(sandboxes):  # noqa: F811
