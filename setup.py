@@ -16,6 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+LAUNCHER = "rl/environments/sandboxd"
 
 
 def require_writable(tree: Path) -> None:
@@ -103,7 +104,16 @@ class CMakeBuild(build_ext):
                 continue
             self.place(built, target)
         if (program := directory / "sandboxd").exists():  # Linux: the launcher of the sandboxes, an executable beside the modules
-            self.place(program, targets["_C"].parents[1] / "rl" / "environments" / "sandboxd")
+            self.place(program, targets["_C"].parents[1] / LAUNCHER)
+
+    def copy_extensions_to_source(self):
+        """In place: what build_extensions put below build/ goes into the tree, the launcher as well."""
+        super().copy_extensions_to_source()
+        program = Path(self.get_ext_fullpath("mxmoe._C")).resolve().parents[1] / LAUNCHER
+        for built in (program, Path(self.build_lib).resolve() / LAUNCHER):
+            if built.exists() and built != ROOT / LAUNCHER:
+                self.place(built, ROOT / LAUNCHER)
+                break
 
     @staticmethod
     def place(built: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-// sandboxd node SOCKET LAYERS | sandboxd serve SOCKET
+// sandboxd node SOCKET LAYERS | sandboxd serve SOCKET | sandboxd third SOCKET PROGRAM ARGUMENT...
 //
 // `node` makes the sandboxes of one machine for the Python side. It is one small process without threads: forking it
 // costs little, and the child of each fork is the first process of a PID namespace that turns itself into the sandbox.
@@ -6,7 +6,8 @@
 // itself, the kernel kills them (PDEATHSIG) and drops the mount namespace that held their files. Cgroups are what can
 // be left; the next node removes them.
 //
-// `serve` is only the first process, inside an isolation that something else has built.
+// `serve` is only the first process, with the system call filter, inside an isolation that something else has built.
+// `third` becomes a program that takes the socket as its descriptor 3 (runc hands on those from 3 upwards).
 //
 // Requests (message.h) and answers:
 //   create, slot, base uid, layer, bytes, inodes, host name, then l:LOWER... c:CGROUP s:FILE=VALUE...
@@ -31,6 +32,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "sandbox/filter.h"
 #include "sandbox/isolate.h"
 #include "sandbox/message.h"
 #include "sandbox/serve.h"
@@ -301,10 +303,19 @@ int main(int argc, char** argv) {
   if (argc == 4 && !strcmp(argv[1], "node")) return run_node(atoi(argv[2]), argv[3]);
   if (argc == 3 && !strcmp(argv[1], "serve")) {
     const char* ready[] = {"ready"};
+    if (install_filter() || prctl(PR_SET_DUMPABLE, 0)) {
+      send_error(atoi(argv[2]), errno, "seccomp");
+      return 1;
+    }
     send_strings(atoi(argv[2]), ready, 1);
     serve(atoi(argv[2]));
     return 0;
   }
-  fprintf(stderr, "usage: sandboxd node SOCKET LAYERS | sandboxd serve SOCKET\n");
+  if (argc >= 4 && !strcmp(argv[1], "third")) {
+    if (dup2(atoi(argv[2]), 3) == 3) execvp(argv[3], argv + 3);
+    perror(argv[3]);
+    return 127;
+  }
+  fprintf(stderr, "usage: sandboxd node SOCKET LAYERS | serve SOCKET | third SOCKET PROGRAM ARGUMENT...\n");
   return 2;
 }

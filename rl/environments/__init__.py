@@ -7,7 +7,13 @@ import importlib
 
 from rl.environments.sandbox import SandboxBackend
 
-BACKENDS = {"namespaces": "Namespaces", "subprocess": "Subprocess"}  # module of rl.environments.backends: its class
+BACKENDS = {  # module of rl.environments.backends: its class
+    "namespaces": "Namespaces",
+    "bubblewrap": "Bubblewrap",
+    "oci": "Oci",
+    "hosted": "Hosted",
+    "subprocess": "Subprocess",
+}
 
 
 def open_backend(name: str = "namespaces", **options) -> SandboxBackend:

@@ -58,6 +58,7 @@ class Capabilities:
     snapshot: bool = False  # of files
     memory_snapshot: bool = False  # of running processes, too
     fork: bool = False
+    digests: bool = True  # equal files have equal digests
     egress: bool = False  # `Sandbox.host_pid` leads to a network namespace that a proxy can be put into
 
 

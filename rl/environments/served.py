@@ -147,11 +147,8 @@ class ServedSandbox(Sandbox):
         source = Path(source)
         if not source.is_dir():
             return self.write(target, source.read_bytes(), mode=source.stat().st_mode & 0o7777)
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            archive.add(source, ".", filter=_owned_by_root)
         target = self._absolute(target)
-        result = self.exec(["sh", "-c", 'mkdir -p "$1" && tar -xf - -C "$1"', "sh", target], stdin=stream.getvalue())
+        result = self.exec(["sh", "-c", 'mkdir -p "$1" && tar -xf - -C "$1"', "sh", target], stdin=pack(source))
         if not result.ok:
             raise OSError(28 if b"No space" in result.stderr else 5, result.text.strip(), target)
 
@@ -167,11 +164,9 @@ class ServedSandbox(Sandbox):
                 raise OSError(5, status.text.strip(), source)
             if os.fstat(fd).st_size > max_bytes:
                 raise OSError(27, os.strerror(27), source)
-            target.mkdir(parents=True, exist_ok=True)
             with open(fd, "rb", closefd=False) as file:
                 file.seek(0)
-                with tarfile.open(fileobj=file, mode="r:") as archive:
-                    archive.extractall(target, filter="data")  # refuses what would leave `target`, devices, and set-id bits
+                unpack(file, target)
 
     def export_root(self, archive: Path) -> None:
         """All its files as one tar, written by the image's own tar straight into a host file."""
@@ -287,6 +282,21 @@ def _memory_file(data: bytes):
         yield fd
     finally:
         os.close(fd)
+
+
+def pack(source: Path) -> bytes:
+    """A directory as a tar, owned by root."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(source, ".", filter=_owned_by_root)
+    return stream.getvalue()
+
+
+def unpack(file, target: Path) -> None:
+    """A tar that nobody vouches for: what would leave `target`, devices and set-id bits are refused."""
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        archive.extractall(target, filter="data")
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
