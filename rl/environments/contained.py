@@ -1,7 +1,8 @@
 """Backends whose isolation another program builds (bwrap, runc): it starts `sandboxd serve`, which then serves the verbs.
 
 The image is the root, read-only and shared; WRITABLE places that are empty there and the working directory are tmpfs of the
-sandbox's own. So there is nothing to copy, and no snapshots either. A sandbox ends with its control socket, and so with this process.
+sandbox's own. So there is nothing to copy, and no snapshots either. A sandbox ends with its control socket, and so with this
+process.
 """
 
 import itertools
@@ -108,8 +109,8 @@ class ContainedBackend(SandboxBackend):
 
 
 def writable_places(spec: SandboxSpec, image: Path) -> list[str]:
-    """Those that hide no file of the image, /tmp, and the working directory; without those below others."""
+    """Those that hide no file of the image, /tmp, /run, and the working directory; without those below others."""
     workdir = os.path.normpath(f"/{spec.workdir}")
-    places = [place for place in WRITABLE if place == "/tmp" or not any((image / place[1:]).glob("*"))]
+    places = [place for place in WRITABLE if place in ("/tmp", "/run") or not any((image / place[1:]).glob("*"))]
     extra = [workdir] if workdir != "/" and not any(f"{workdir}/".startswith(f"{place}/") for place in places) else []
     return [*places, *extra]

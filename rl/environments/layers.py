@@ -19,6 +19,9 @@ class LayerStore:
     def __init__(self, directory: Path):
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
+        for partial in self.directory.glob("*.partial"):  # of a process that was killed while it wrote
+            if not Path(f"/proc/{partial.suffixes[-2][1:]}").exists():
+                partial.unlink(missing_ok=True)
 
     def add(self, files: Path) -> str:
         """Store a directory that nobody writes to; its digest."""
@@ -26,8 +29,11 @@ class LayerStore:
         target = self._path(digest, "tar")
         if not target.exists():
             partial = target.with_suffix(f".{os.getpid()}.partial")
-            _run([*TAR, "-cf", str(partial), "-C", str(files), "."])
-            _commit(partial, target)
+            try:
+                _run([*TAR, "-cf", str(partial), "-C", str(files), "."])
+                _commit(partial, target)
+            finally:
+                partial.unlink(missing_ok=True)
         return digest
 
     def size(self, digest: str) -> int:

@@ -2,6 +2,8 @@
 
 import re
 import statistics
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -146,6 +148,37 @@ def snapshots(count: int) -> dict[str, list[float]]:
     return times
 
 
+def passing(run: Run, *arguments: str) -> int:
+    """How many of these tests pass; RuntimeError if one fails. A skipped attempt was possible nowhere, and does not count."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
+    if done.returncode or "passed" not in counts:
+        raise RuntimeError(done.stdout[-500:]) if "failed" in counts or "error" in counts else NotMeasured(done.stdout[-200:])
+    run.note(f"{counts.get('skipped', 0)} skipped")
+    return counts["passed"]
+
+
+def escapes(run: Run) -> int:
+    return passing(run, "tests/test_sandbox_escape.py", "-k", "test_attempt")
+
+
+def left_of_a_thousand(run: Run) -> int:
+    """250 sandboxes each under a killed client, daemon, half of the first processes, and both; the tests count what is left."""
+    name = "test_nothing_is_left_whoever_is_killed" if run.quick else "test_nothing_is_left_of_a_thousand"
+    return 4 - passing(run, "tests/test_sandbox_leaks.py", "-k", name)
+
+
+FAULTS = (
+    "node_that_is_lost or first_process_killed or exhausted or create_that_fails or wall_clock or disk_bomb or store_without_room"
+)
+
+
+def faults(run: Run) -> int:
+    files = [f"tests/test_sandbox{part}.py" for part in ("", "_leaks", "_escape", "_hostile")]
+    return passing(run, *files, "-k", f"({FAULTS}) and not subprocess and not hosted and not oci and not bubblewrap")
+
+
 def snapshot_ms(verb: str):
     return lambda run: statistics.median(snapshots(run.count(10, 2))[verb])
 
@@ -162,4 +195,7 @@ BARS = [
     Bar("fork of 2000 files, 20 MB", "<=", 10, "ms", snapshot_ms("fork"), "time"),
     Bar("rollback of 2000 files, 20 MB", "<=", 10, "ms", snapshot_ms("rollback"), "time"),
     Bar("manifest of 2000 files, 20 MB, from the call", "<=", 150, "ms", snapshot_ms("manifest"), "time"),
+    Bar("escapes that work outside and are contained", ">=", 60, "attempts", escapes),
+    Bar("kinds of things left of 1000 after kills and the reaper", "<=", 0, "kinds", left_of_a_thousand),
+    Bar("faults that are told by type and spare the rest", ">=", 7, "faults", faults),
 ]
