@@ -56,6 +56,7 @@ int read_file(const char* path, long long limit) {
 int write_file(const char* path, unsigned mode) {
   static char target[PATH_MAX], partial[PATH_MAX + 16];
   struct stat status;
+  if (*path != '/') return EINVAL;
   if (strlen(path) >= PATH_MAX - 16) return ENAMETOOLONG;
   if (!realpath(path, target)) {  // new, if not a link to nowhere
     if (errno != ENOENT || !lstat(path, &status)) return errno ? errno : ENOENT;
@@ -65,7 +66,9 @@ int write_file(const char* path, unsigned mode) {
     if (S_ISDIR(status.st_mode)) return EISDIR;
     if (!S_ISREG(status.st_mode)) return EINVAL;
   }
-  snprintf(partial, sizeof partial, "%s.%d~", target, getpid());
+  int directory =
+      static_cast<int>(strrchr(target, '/') - target);  // beside it: its own name may be as long as names get
+  snprintf(partial, sizeof partial, "%.*s/.%d~", directory, target, getpid());
   int fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
   if (fd < 0) return errno;
   bool written = copy(STDIN_FILENO, fd, LLONG_MAX) >= 0 && !fchmod(fd, mode) && !close(fd) && !rename(partial, target);

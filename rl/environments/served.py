@@ -4,6 +4,7 @@ Each request carries a socket of its own for the answer: threads do not wait for
 and a client that died ends its command.
 """
 
+import errno
 import io
 import os
 import socket
@@ -293,10 +294,13 @@ def pack(source: Path) -> bytes:
 
 
 def unpack(file, target: Path) -> None:
-    """A tar that nobody vouches for: what would leave `target`, devices and set-id bits are refused."""
+    """A tar that nobody vouches for: links and paths that lead out of `target`, devices and set-id bits are refused (EPERM)."""
     target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=file, mode="r:") as archive:
-        archive.extractall(target, filter="data")
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            archive.extractall(target, filter="data")
+    except tarfile.TarError as error:
+        raise OSError(errno.EPERM, f"not taken out of the sandbox: {error}", str(target)) from error
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -74,7 +74,7 @@ new=$1 target=$2 partial=; trap 'rm -f -- "$new" ${partial:+"$partial"}' EXIT
 if [ -L "$target" ]; then target=$(readlink -f -- "$target") || exit 2; fi
 [ -d "$target" ] && exit 21
 mkdir -p -- "$(dirname -- "$target")" || exit 20
-partial=$target.$4
+partial=$(dirname -- "$target")/.$4
 cp -- "$new" "$partial" || exit 28
 chmod "$3" "$partial" && mv -f -- "$partial" "$target" || exit 5
 """  # exit statuses are errno: ENOENT, EISDIR, EINVAL, EFBIG, ENOTDIR, ENOSPC, EIO
