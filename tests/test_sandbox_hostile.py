@@ -120,7 +120,7 @@ def test_a_store_without_room_is_told_and_the_sandbox_goes_on(tmp_path):
     try:
         with open_or_skip("namespaces", store=store) as backend, backend.create(spec(backend)) as sandbox:
             sandbox.exec("head -c 5000000 /dev/urandom > /tmp/big")
-            with pytest.raises(SnapshotError, match="Wrote only|No space left"):
+            with pytest.raises(SnapshotError, match=r"Wrote only|No space left"):
                 sandbox.snapshot().durable()
             assert not list(store.glob("*.partial"))
             sandbox.exec("rm /tmp/big")
