@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "agent": ("rl.agent", "let an agent work on a directory"),
     "anyrun": ("rl.environments.anyrun.cli", "serve sandboxes on this machine and others"),
+    "eval": ("rl.evals.command", "run a suite of tasks; report and compare runs"),
     "tasks": ("rl.tasks.command", "make, check and list tasks"),
 }
 
