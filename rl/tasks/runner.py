@@ -15,7 +15,6 @@ knows this file can still lie. Where that matters, let the outputs be compared o
 import json
 import os
 import resource
-import secrets
 import select
 import signal
 import stat
@@ -345,11 +344,11 @@ def main(settings: dict) -> None:
     start = time.monotonic()
     if "tests" in settings:
         place(settings["workdir"], f"{HIDDEN}/files", settings["is_test"])
-    token, canaries, must_fail = secrets.token_hex(16), [], set()
+    token, canaries, must_fail = os.urandom(16).hex(), [], set()
     for _ in range(2 if "tests" in settings else 0):
-        names = [secrets.token_hex(4) for _ in range(6)]
+        names = [os.urandom(4).hex() for _ in range(6)]
         must_fail |= {f"test_{name}" for name in names[:5]} | {f"Test{names[5]}::test"}
-        canaries.append(f"{HIDDEN}/test_{secrets.token_hex(4)}.py")
+        canaries.append(f"{HIDDEN}/test_{os.urandom(4).hex()}.py")
         with open(canaries[-1], "w") as file:
             file.write(MUST_FAIL.format(*names))
     receive, give = os.pipe()

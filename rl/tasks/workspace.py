@@ -41,7 +41,7 @@ find . \( -name .git -o -name '*.pyc' LEFTOVERS \) -prune -exec rm -rf {} +
 command -v git > /dev/null || exit 0
 export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z' GIT_CONFIG_NOSYSTEM=1
 g() { git -c core.logAllRefUpdates=false -c user.name=user -c user.email=user@localhost -c commit.gpgSign=false "$@"; }
-g -c init.defaultBranch=main init -q . 2> /dev/null; g add -A -f; g commit -q --allow-empty --no-verify -m base
+g -c init.defaultBranch=main init -q . 2> /dev/null; g add -A -f; g commit -q --allow-empty --no-verify -m base; echo committed
 """.replace("LEFTOVERS", " ".join(f"-o -name {name}" for name in LEFTOVERS))
 ARCHIVE = "/tmp/.tree.tar"
 
@@ -161,7 +161,7 @@ class Sandboxes:
             done = sandbox.exec(command, stdin=packed(files), timeout_s=task.environment.build_timeout_sec)
             if not done.ok:
                 raise TaskError(f"{task.name}: preparing {workdir} ended with {done.exit_code}: {done.text[-500:]}")
-            has_git = sandbox.exec(f"test -d {workdir}/.git").ok
+            has_git = done.stdout.endswith(b"committed\n")
             if setup := task.files.get("environment/setup.sh"):
                 done = sandbox.exec(["sh", "-c", setup.decode()], cwd=workdir, timeout_s=task.environment.build_timeout_sec)
                 if not done.ok:
