@@ -46,6 +46,17 @@ def check_quantize_blocked(x: Tensor, format: str, axis: str = "both", offs: Ten
             assert torch.equal(got[a].global_scale.view(torch.int32), want[a].global_scale.view(torch.int32))
 
 
+def check_copies(x: Tensor, format: str, axis: str, offs: Tensor | None, **options):
+    """quantize to one copy with options, dequantize it, change its scales' layout and back: the reference's bytes."""
+    got, want = (b.quantize(x, format, axis, offs=offs, **options) for b in (INTERPRETER, REFERENCE))
+    assert differences(got, want) == 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert_same_bits(*(b.dequantize(want, dtype) for b in (INTERPRETER, REFERENCE)))
+    blocked = REFERENCE.swizzle(want)
+    assert_same_bits(INTERPRETER.swizzle(want), blocked)
+    assert_same_bits(INTERPRETER.unswizzle(want, blocked), REFERENCE.unswizzle(want, blocked))
+
+
 def check_grouped_mm(p: Problem, format: str, dtype=torch.bfloat16, bias: bool = False, columns: bool = False):
     """Within the bound of FP64 of the same operand bytes; rows past the last group are zero. columns: b is a column copy, as dgrad
     reads weights."""
@@ -145,6 +156,21 @@ def quantize_nvfp4_case():
 
 def quantize_nvfp4_plain_case():
     check_quantize(boundary_inputs(9, 83, 3, torch.float32, finite=False), "nvfp4", "row", ends(5, 0, 3))
+
+
+def copies_case(format: str, **options):
+    @poisoned_workspaces()
+    def case():
+        x = boundary_inputs(150, 77, 3, torch.bfloat16)
+        for axis in ("row", "column"):
+            check_copies(x, format, axis, ends(130, 0, 13), **options)
+        check_copies(x.float()[:48, :32].half(), format, "row", None, hadamard=True, **options)
+
+    return case
+
+
+def copies_row_scope_case():
+    check_copies(boundary_inputs(150, 77, 3, torch.float32, finite=False), "nvfp4", "row", ends(130, 0, 20), seed=5)
 
 
 def quantize_plain_case():
@@ -317,12 +343,30 @@ def decode_case(format: str):
     return case
 
 
+def products_case():
+    """FP32, of FP32 and of 16 bits, in any strides."""
+    p = Problem((40, 0, 1, 12), 37, 19, past=5)
+    check_grouped_mm(p, "fp32", torch.float32, bias=True)
+    check_grouped_mm(p, "fp32", torch.bfloat16)
+    check_wgrad(p, "fp32", torch.float32, accumulate=True)
+    check_wgrad(p, "fp32", torch.float16)
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randint(-4, 5, (19, 40), generator=g).bfloat16().T, torch.randint(-4, 5, (1, 19, 33), generator=g).half().mT
+    out = poisoned((40, 33), torch.float32)
+    INTERPRETER.run("grouped_mm", (a, None, None, "fp32"), (b, None, None, "fp32"), ends(40), None, out)
+    assert_same_bits(out, a.float() @ b[0].float().T)
+
+
 # One or two of each kernel: run under many schedules, and with every mistake made on purpose. A new kernel adds its own here.
 CASES = {
     "quantize": quantize_case,
     "quantize_plain": quantize_plain_case,
     "quantize_nvfp4": quantize_nvfp4_case,
     "quantize_nvfp4_plain": quantize_nvfp4_plain_case,
+    "copies-mxfp8": copies_case("mxfp8", seed=5),
+    "copies-mxfp4": copies_case("mxfp4"),
+    "copies-nvfp4": copies_case("nvfp4", scope="tensor", seed=5),
+    "copies-nvfp4-rows": copies_row_scope_case,
     **{f"grouped_mm-{format}": grouped_mm_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     **{f"grouped_mm-{format}-columns": grouped_mm_case(format, columns=True) for format in ("mxfp8", "bf16")},
     **{f"grouped_mm-{format}-sm_90": grouped_mm_case(format, "sm_90") for format in ("mxfp8", "nvfp4", "bf16")},
@@ -331,6 +375,7 @@ CASES = {
     **{f"wgrad-{format}-sm_90": wgrad_case(format, "sm_90") for format in ("mxfp8", "nvfp4", "bf16")},
     **{f"grouped_mm-{format}-pair": grouped_mm_pair_case(format) for format in ("mxfp8", "nvfp4", "bf16")},
     "grouped_mm-bf16-columns-pair": grouped_mm_pair_case("bf16", columns=True),
+    "products": products_case,
     "cluster": cluster_case,
     "route": route_case,
     "sort": sort_case,

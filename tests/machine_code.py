@@ -46,7 +46,7 @@ def short(symbol: str) -> str:
     """_ZN..entryINS0_8quantize10launchableINS2_6configINS_4E4M3ELNS2_5InputE1E... -> quantize<E4M3, 1>."""
     length, rest = re.search(r"entryINS0_(\d+)(\w+)", symbol).groups()
     name = rest[: int(length)]
-    parameters = re.findall(r"NS_\d(E\dM\d)|(NoCopies)|L(?:NS\d_\w+?E|S\w_|[bij])(\d+)E", symbol.partition("configI")[2])
+    parameters = re.findall(r"NS_\d(E\dM\d)|(NoCopies)|L(?:NS\d?_\w+?E|S\w_|[bij])(\d+)E", symbol.partition("configI")[2])
     return f"{name}<{', '.join(a or b or c for a, b, c in parameters)}>"
 
 

@@ -12,7 +12,7 @@ from mxmoe.formats import FORMATS, QuantizeOptions
 from mxmoe.recipes import SwiGLU
 
 E, O, C, R = 3, 64, 128, 40
-HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HIGH_PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def random(*shape, dtype=torch.bfloat16, device="cuda"):
@@ -97,7 +97,7 @@ def half(*shape, dtype=torch.bfloat16):
 
 def operand(*lines_and_contraction, format):
     *lines, contraction = lines_and_contraction
-    if format in ("bf16", "fp16"):
+    if format in HIGH_PRECISION:
         return half(*lines, contraction, dtype=HIGH_PRECISION[format]), None, None, format
     fmt = FORMATS[format]
     values = empty(*lines, contraction * fmt.bits // 8)
@@ -105,53 +105,79 @@ def operand(*lines_and_contraction, format):
     return values, empty(*lines, contraction // fmt.block), global_scale, format
 
 
-def calls_of(verb: str, format: str):
-    """Arguments of a verb, as mxmoe/backends lists them; R rows past the last group included."""
-    x, h = half(R, C), half(R, 2 * C)
-    ids, row = empty(R, dtype=torch.int32), (empty(1, R, C), empty(1, R, C // 32), None)
-    copies = ("mxfp8", "rceil", row, (empty(1, 512, C), empty(1, C, 16), None))
-    activation = SwiGLU(1.702, 7.0, 1.0)
-    if verb == "quantize":
-        nvfp4 = (empty(1, R, C // 2), empty(1, R, C // 16), empty(1, R, dtype=torch.float32))
-        both = (nvfp4, None) if format == "nvfp4" else copies[2:]
-        return [(x[None], ends, format, QuantizeOptions(), *both) for ends in (None, offs("meta"))]
-    if verb == "grouped_mm":
-        return [(operand(R, C, format=format), operand(E, O, C, format=format), offs("meta"), bias, half(R, O))
-                for bias in (None, half(E, O))]  # fmt: skip
-    if verb == "grouped_mm_wgrad":
-        rows = 512 if format in FORMATS else R
-        return [
-            (
-                operand(O, rows, format=format),
-                operand(C, rows, format=format),
-                offs("meta"),
-                format in FORMATS,
-                True,
-                half(E, O, C),
-            )
-        ]
-    if verb == "permute":
-        return [
-            (half(R // 2, C), ids, 2, half(R, C), offs("meta"), None),
-            (half(R // 2, C), ids, 2, None, offs("meta"), copies),
-        ]
-    if verb == "unpermute":
-        return [(x, ids.view(-1, 2), empty(R // 2, 2, dtype=torch.float32), half(R // 2, C))]
-    if verb == "unpermute_backward":
-        weights = empty(R // 2, 2, dtype=torch.float32)
-        return [(half(R // 2, C), x, ids, weights, out, weights, offs("meta"), c) for out, c in ((x, None), (None, copies))]
-    if verb == "swiglu":
-        return [(h, offs("meta"), activation, True, out, c) for out, c in ((x, None), (None, copies))]
-    if verb == "swiglu_backward":
-        return [(x, h, offs("meta"), activation, True, h, None)]
-    return []
+def ints(*shape):
+    return empty(*shape, dtype=torch.int32)
+
+
+def floats(*shape):
+    return empty(*shape, dtype=torch.float32)
+
+
+def copies_of(format: str):
+    """(row copy, column copy or None) of a matrix (R, C), in groups."""
+    if format == "nvfp4":
+        return (empty(1, R, C // 2), empty(1, R, C // 16), floats(1, R)), None
+    if format == "mxfp4":
+        return (empty(1, R, C // 2), empty(1, R, C // 32), None), None
+    return (empty(1, R, C), empty(1, R, C // 32), None), (empty(1, 512, C), empty(1, C, 16), None)
+
+
+def gemm_calls(format):
+    a, b = operand(R, C, format=format), operand(E, O, C, format=format)
+    return [(a, b, offs("meta"), bias, half(R, O)) for bias in (None, half(E, O))]
+
+
+def wgrad_calls(format):
+    padded = format in FORMATS
+    a, b = (operand(lines, 512 if padded else R, format=format) for lines in (O, C))
+    return [(a, b, offs("meta"), padded, True, half(E, O, C))]
+
+
+def decode_calls(format):
+    w13, w2 = operand(E, 2 * O, C, format=format), operand(E, C, O, format=format)
+    x = half(2, C), None, None, "bf16"
+    return [(x, ints(2, 2), floats(2, 2), w13, half(E, 2 * O), w2, None, SWIGLU, False, "bf16", QuantizeOptions(), half(2, C))]
+
+
+SWIGLU = SwiGLU(1.702, 7.0, 1.0)
+FUSED = ("mxfp8", "rceil", *copies_of("mxfp8"))
+# Verb -> arguments for a format, as mxmoe/backends lists them; R rows, those past the last group included.
+CALLS = {
+    "quantize": lambda f: [
+        (half(1, R, C), ends, f, options, *copies_of(f))
+        for ends in (None, offs("meta"))
+        for options in (QuantizeOptions(), QuantizeOptions(seed=3))
+    ],
+    "dequantize": lambda f: [(*copies_of(f)[0], offs("meta"), f, "row", "row", half(1, R, C))],
+    "swizzle_scales": lambda f: [(empty(1, R, 4), empty(1, 2048), offs("meta"), "row", 32, inverse) for inverse in (False, True)],
+    "route": lambda f: [
+        (floats(R, 8), None, None, 2, "softmax", 1, 1, True, 1.0, None, ints(R, 2), floats(R, 2), floats(8), floats(1))
+    ],
+    "route_backward": lambda f: [(floats(R, 8), ints(R, 2), floats(R, 2), None, None, "softmax", True, 1.0, floats(R, 8))],
+    "sort_by_expert": lambda f: [(ints(R, 2), 8, ints(8), ints(8), ints(2 * R), ints(R, 2))],
+    "permute": lambda f: [(half(R // 2, C), ints(R), 2, o, offs("meta"), c) for o, c in ((half(R, C), None), (None, FUSED))],
+    "unpermute": lambda f: [(half(R, C), ints(R // 2, 2), floats(R // 2, 2), half(R // 2, C))],
+    "unpermute_backward": lambda f: [
+        (half(R // 2, C), half(R, C), ints(R), floats(R // 2, 2), o, floats(R // 2, 2), offs("meta"), c)
+        for o, c in ((half(R, C), None), (None, FUSED))
+    ],
+    "swiglu": lambda f: [(half(R, 2 * C), offs("meta"), SWIGLU, True, o, c) for o, c in ((half(R, C), None), (None, FUSED))],
+    "swiglu_backward": lambda f: [(half(R, C), half(R, 2 * C), offs("meta"), SWIGLU, True, half(R, 2 * C), None)],
+    "grouped_mm": gemm_calls,
+    "grouped_mm_wgrad": wgrad_calls,
+    "moe_decode": decode_calls,
+}
+
+
+def test_every_verb_is_called():
+    assert set(CALLS) == {verb for verb, _ in SUPPORTS}
 
 
 @pytest.mark.parametrize(("verb", "format"), sorted(SUPPORTS))
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_nothing_is_read_on_the_host(verb, format, arch):
     run, kernels = launched(arch)
-    for args in calls_of(verb, format):
+    for args in CALLS[verb](format):
         try:
             run[verb](*args)
         except NotImplementedError as error:

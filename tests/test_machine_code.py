@@ -32,6 +32,11 @@ EXPECTED = {
     **{f"level{i}<": ({"sm_100"}, ("UTMALDG", "UTCHMMA", "UTCBAR", "LDTM"), ("HMMA", "STS")) for i in (4, 5, 6)},
     "level7<": ({"sm_100"}, ("UTMALDG", "UBLKCP", "UTCCP", "UTCQMMA", "UTCBAR", "LDTM"), ("HMMA", "STS")),
     "quantize<": ({"sm_90", "sm_100"}, ("UTMALDG", "SYNCS.ARRIVE", "F2FP.SATFINITE", "LDS.128", "STG.E.64"), ()),
+    "quantize_blocks<0": ({"sm_90", "sm_100"}, ("LDG.E", "MUFU.RCP", "STG.E", "LDS"), ()),  # global scales
+    "quantize_blocks<1": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "dequantize<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "swizzle_scales<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS")),
+    "products_fp32<": ({"sm_90", "sm_100"}, ("LDG.E", "STG.E"), ("LDS", "STS", "HMMA")),
     "quantize_nvfp4<": ({"sm_90", "sm_100"}, ("LDG.E.128", "MUFU.RCP"), ()),
     "exchange_schedule<": ({"sm_90", "sm_100"}, ("LDG.E.STRONG.SYS", "REDG.E.ADD.STRONG.SYS"), ()),
     "dispatch<": ({"sm_90", "sm_100"}, ("LDG.E.128", "STG.E.128"), ("LDS", "STS")),

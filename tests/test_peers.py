@@ -6,7 +6,7 @@ from mxmoe.backends.interpreter import KernelError, running
 from tests.conformance import EXCHANGES
 from tests.helpers import num_threads
 from tests.mutants import mutants, reason
-from tests.peer_cases import CASES, OVERLAPPED, OVERLAPPED_OPS, check_exchange, overlapped_case
+from tests.peer_cases import CASES, OVERLAPPED, OVERLAPPED_OPS, check_exchange, every_case, overlapped_case
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,6 @@ def test_any_schedule_gives_the_same(name):
     for seed in range(6 if name in OVERLAPPED else 20):  # 20 by the bars
         with running(seed=seed, num_sms=1 + seed % 4):
             (CASES | OVERLAPPED)[name]()
-
-
-def every_case():
-    for case in CASES.values():
-        case()
 
 
 def test_every_mistake_is_caught():

@@ -30,6 +30,11 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("device_count", &device_count, "0 where there is no driver.");
   m.def("quantize", bound(&mxmoe::cuda::run_quantize<Launcher>));
   m.def("quantize_nvfp4", bound(&mxmoe::cuda::run_quantize_nvfp4<Launcher>));
+  m.def("quantize_blocks", bound(&mxmoe::cuda::run_quantize_blocks<Launcher>));
+  m.def("dequantize", bound(&mxmoe::cuda::run_dequantize<Launcher>));
+  m.def("swizzle_scales", bound(&mxmoe::cuda::run_swizzle_scales<Launcher>));
+  m.def("grouped_mm_fp32", bound(&mxmoe::cuda::run_grouped_mm_fp32<Launcher>));
+  m.def("grouped_mm_wgrad_fp32", bound(&mxmoe::cuda::run_grouped_mm_wgrad_fp32<Launcher>));
   m.def("grouped_mm_sm90", bound(&mxmoe::cuda::run_grouped_mm_sm90<Launcher>));
   m.def("grouped_mm_sm100", bound(&mxmoe::cuda::run_grouped_mm_sm100<Launcher>));
   m.def("grouped_mm_wgrad_sm100", bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm100<Launcher>));

@@ -20,6 +20,21 @@ template <class L>
 void run_quantize_nvfp4(L& l, const Tensor& x, const Tensor& offs, bool blocked, const Tensor& values,
                         const Tensor& scales, const Tensor& global);
 
+// One copy of x (B, R, L), rows of unit stride, matrices R rows apart, of any format and option; scales plain. stream:
+// of random words. dequantize: the inverse. swizzle_scales: plain (B, lines, blocks), blocked (B, bytes), which holds
+// zeros where it is written.
+template <class L>
+void run_quantize_blocks(L& l, const Tensor& x, const Tensor& offs, const std::string& format, bool floor,
+                         const std::string& scope, std::optional<int64_t> seed, bool hadamard, bool four_six,
+                         bool block_2d, bool column, int64_t stream, const Tensor& values, const Tensor& scales,
+                         const Tensor& global);
+template <class L>
+void run_dequantize(L& l, const Tensor& values, const Tensor& scales, const Tensor& global, const Tensor& offs,
+                    const std::string& format, bool column, const std::string& scope, const Tensor& out);
+template <class L>
+void run_swizzle_scales(L& l, const Tensor& plain, const Tensor& blocked, const Tensor& offs, bool column,
+                        int64_t block, bool inverse);
+
 // a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
 // "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4. arrived: none, or
 // flags of minibatches of a's rows that dispatch brings meanwhile, BF16 and FP16 only.
@@ -35,6 +50,15 @@ void run_grouped_mm_sm90(L& l, const Tensor& a, const Tensor& a_scales, const Te
                          const std::string& a_format, const Tensor& b, const Tensor& b_scales, const Tensor& b_global,
                          const std::string& b_format, bool b_columns, const Tensor& offs, const Tensor& bias,
                          const Tensor& arrived, int64_t minibatch, const Tensor& out);
+
+// In FP32, of operands in FP32, BF16 or FP16 with any strides: a (M, C), b (E, O, C); wgrad: a (O, tokens), b (C,
+// tokens), out (E, O, C).
+template <class L>
+void run_grouped_mm_fp32(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, const Tensor& bias,
+                         const Tensor& out);
+template <class L>
+void run_grouped_mm_wgrad_fp32(L& l, const Tensor& a, const Tensor& b, const Tensor& offs, bool accumulate,
+                               const Tensor& out);
 
 // a (tokens, O) and b (tokens, C), column copies with their groups' blocked scales, or BF16 or FP16 rows; NVFP4 as
 // (O, tokens / 2) and (C, tokens / 2) bytes, global one per group. out (E, O, C).

@@ -57,6 +57,11 @@ PYBIND11_MODULE(_interp, m) {
       .def("run", &i::run_program);
   m.def("quantize", i::bound(&mxmoe::cuda::run_quantize<i::Launcher>));
   m.def("quantize_nvfp4", i::bound(&mxmoe::cuda::run_quantize_nvfp4<i::Launcher>));
+  m.def("quantize_blocks", i::bound(&mxmoe::cuda::run_quantize_blocks<i::Launcher>));
+  m.def("dequantize", i::bound(&mxmoe::cuda::run_dequantize<i::Launcher>));
+  m.def("swizzle_scales", i::bound(&mxmoe::cuda::run_swizzle_scales<i::Launcher>));
+  m.def("grouped_mm_fp32", i::bound(&mxmoe::cuda::run_grouped_mm_fp32<i::Launcher>));
+  m.def("grouped_mm_wgrad_fp32", i::bound(&mxmoe::cuda::run_grouped_mm_wgrad_fp32<i::Launcher>));
   m.def("grouped_mm_sm90", i::bound(&mxmoe::cuda::run_grouped_mm_sm90<i::Launcher>));
   m.def("grouped_mm_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_sm100<i::Launcher>));
   m.def("grouped_mm_wgrad_sm100", i::bound(&mxmoe::cuda::run_grouped_mm_wgrad_sm100<i::Launcher>));

@@ -18,7 +18,9 @@ from tests.helpers import num_threads
 from tests.interpreter_cases import CASES, check_grouped_mm
 
 SEEDS = 20
-KERNELS = ("case", "quantize", "grouped_mm", "grouped_mm_wgrad", "permute, unpermute", "swiglu", "exchange")  # cases' first words
+# First words of the cases' names. copies: quantize with options, dequantize, swizzle_scales.
+KERNELS = ("case", "quantize", "copies", "grouped_mm", "grouped_mm_wgrad", "route", "permute, unpermute", "swiglu", "moe_decode",
+           "exchange")  # fmt: skip
 CLASSES = sorted({area for area, _ in mutants.KINDS.values()})
 
 
@@ -50,7 +52,7 @@ def failures(kernel: str, run: Run) -> float:
 def mutation(least: int | None) -> tuple[Counter, Counter, tuple[str, ...]]:
     """(mutants by class, those that are caught, survivors) of every kernel's cases, or of the first `least` cases."""
     made, caught, survivors = Counter(), Counter(), []
-    cases = [(name, case, ()) for name, case in {**CASES, **peer_cases.CASES}.items()]
+    cases = [(name, case, ()) for name, case in {**CASES, "exchange": peer_cases.every_case}.items()]
     cases += [(name, case, peer_cases.OVERLAPPED_OPS) for name, case in peer_cases.OVERLAPPED.items()]
     with num_threads(1):
         for name, case, ops in cases[:least]:

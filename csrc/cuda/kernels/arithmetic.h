@@ -47,6 +47,22 @@ MXMOE_KERNEL F log(M& m, F x) {
   return x == x ? (f + y) + e * 0.693359375f : x;
 }
 
+// Word i of stochastic rounding (Philox4x32-10, see formats.h): i by lane, 64 bits.
+template <class M, class I>
+MXMOE_KERNEL auto random_word(M& m, uint64_t seed, I i, uint32_t copy) {
+  using U = typename M::template lane<uint32_t>;
+  const I block = i >> 2;
+  U c0 = m.template cast<uint32_t>(block), c1 = m.template cast<uint32_t>(block >> 32), c2 = m.splat(copy), c3 = {};
+  auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+    const U high0 = m.mul_hi(c0, 0xd2511f53u), high2 = m.mul_hi(c2, 0xcd9e8d57u);
+    const U low0 = c0 * 0xd2511f53u, low2 = c2 * 0xcd9e8d57u;
+    c0 = high2 ^ c1 ^ k0, c1 = low2, c2 = high0 ^ c3 ^ k1, c3 = low0;
+  }
+  const U word = m.template cast<uint32_t>(i) & 3u;
+  return word < 2u ? (word == 0u ? c0 : c1) : (word == 2u ? c2 : c3);
+}
+
 // The last step of a sum over the contract's 32 lanes: a tree.
 template <class M, class F>
 MXMOE_KERNEL F sum_of_lanes(M& m, F x) {

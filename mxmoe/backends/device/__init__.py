@@ -17,14 +17,17 @@ from mxmoe.backends.device.decode import FORMATS as DECODED
 from mxmoe.backends.device.decode import moe_decode
 from mxmoe.backends.device.gemm import grouped_mm, grouped_mm_wgrad
 from mxmoe.backends.device.memory import empty
-from mxmoe.backends.device.quantize import quantize
+from mxmoe.backends.device.quantize import dequantize, quantize, swizzle_scales
 from mxmoe.backends.device.route import route, route_backward, sort_by_expert
 from mxmoe.backends.device.rows import permute, swiglu, swiglu_backward, unpermute, unpermute_backward
 
 HIGH_PRECISION = ("fp32", "bf16", "fp16")
 MX8 = ("mxfp8", "mxfp8_e5m2")
+SCALED = (*MX8, "mxfp4", "nvfp4")
 VERBS = {
-    quantize: (*MX8, "nvfp4"),
+    quantize: SCALED,
+    dequantize: SCALED,
+    swizzle_scales: SCALED,
     route: ("fp32",),
     route_backward: ("fp32",),
     sort_by_expert: ("int32",),
@@ -33,8 +36,8 @@ VERBS = {
     unpermute_backward: HIGH_PRECISION,
     swiglu: HIGH_PRECISION,
     swiglu_backward: HIGH_PRECISION,
-    grouped_mm: ("bf16", "fp16", *MX8, "nvfp4"),
-    grouped_mm_wgrad: ("bf16", "fp16", *MX8, "nvfp4"),
+    grouped_mm: (*HIGH_PRECISION, *MX8, "nvfp4"),
+    grouped_mm_wgrad: (*HIGH_PRECISION, *MX8, "nvfp4"),
     moe_decode: DECODED,
 }  # -> formats, on one architecture at least
 SUPPORTS: frozenset[tuple[str, str]] = frozenset((verb.__name__, format) for verb, formats in VERBS.items() for format in formats)

@@ -1,4 +1,5 @@
-"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm{100,90}.h; grouped_mm_wgrad by grouped_mm_wgrad_sm{100,90}.h."""
+"""grouped_mm by csrc/cuda/kernels/grouped_mm_sm{100,90}.h, grouped_mm_wgrad by grouped_mm_wgrad_sm{100,90}.h; both in FP32 by
+products_fp32.h."""
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ STEP = {1: 128, 2: 64}  # contraction of the kernel's slots, by bytes of an elem
 
 def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
     """The verb. arrived: flags of minibatches of a's rows, in 16 bits, that dispatch brings meanwhile."""
+    bias = None if bias_EO is None else bias_EO.float().contiguous()
+    if a[3] == b[3] == "fp32":
+        with dense(out_MO) as out:
+            on.launch("grouped_mm_fp32", a[0], b[0], offs_E.contiguous(), bias, out)
+        return
     arch = on.arch(out_MO.device).replace("_", "")
     check_one_kind(on, a[3], b[3])
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
@@ -31,7 +37,6 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
         padded = layout.blocked_bytes(outputs, 1) // 4  # lines of one expert
         expert, output = (torch.arange(n, device=offs_E.device) for n in (num_experts, outputs))
         b_scales = blocked(b[1].flatten(0, 1), (expert.unsqueeze(1) * padded + output).flatten(), num_experts * padded)
-    bias = None if bias_EO is None else bias_EO.float().contiguous()
     with dense(out_MO) as out:
         on.launch(
             f"grouped_mm_{arch}", a_values, a_scales, contiguous(a[2]), a[3], b_values, b_scales, contiguous(b[2]), b[3], b_columns,
@@ -40,6 +45,10 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
 
 
 def grouped_mm_wgrad(on, a, b, offs_E, padded: bool, accumulate: bool, out_EOC):
+    if a[3] == b[3] == "fp32":
+        with dense(out_EOC) as out:
+            on.launch("grouped_mm_wgrad_fp32", a[0], b[0], offs_E.contiguous(), accumulate, out)
+        return
     arch = on.arch(out_EOC.device).replace("_", "")
     check_one_kind(on, a[3], b[3])
     operands = []
