@@ -113,27 +113,27 @@ def test_daemons_of_a_command_that_is_too_late_die_with_it(sandbox):
 
 
 def test_silence_is_a_deadline_of_its_own(sandbox):
-    result = sandbox.exec("for i in 1 2 3 4; do echo $i; sleep 0.1; done; sleep 60", idle_s=0.4, timeout_s=20)
+    result = sandbox.exec("for i in 1 2 3 4; do echo $i; sleep 0.1; done; sleep 60", idle_s=1.5, timeout_s=40)
     assert (result.stdout, result.reason, result.exit_code) == (b"1\n2\n3\n4\n", "idle", 124)
 
 
 def test_commands_run_side_by_side(sandbox):
     start, ended = time.monotonic(), []
-    threads = [threading.Thread(target=lambda: ended.append(sandbox.exec("sleep 0.5").ok)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: ended.append(sandbox.exec("sleep 1").ok)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert ended == [True] * 4
-    assert time.monotonic() - start < 1.8
+    assert time.monotonic() - start < 3.8
 
 
 def test_the_background_lives_on_and_holds_nothing_up(sandbox):
     start = time.monotonic()
-    assert sandbox.exec("(sleep 0.7; echo late > done) & echo started").stdout == b"started\n"
-    assert time.monotonic() - start < 0.6
-    time.sleep(1)
-    assert sandbox.exec("cat done", cwd="/tmp").stdout == b"late\n"
+    assert sandbox.exec("(sleep 2; echo late > done) & echo started").stdout == b"started\n"
+    assert time.monotonic() - start < 1.9
+    time.sleep(2.2)
+    assert sandbox.exec("until [ -s done ]; do sleep 0.1; done; cat done", cwd="/tmp", timeout_s=20).stdout == b"late\n"
 
 
 def test_orphans_are_reaped(sandbox):

