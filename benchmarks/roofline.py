@@ -1,4 +1,5 @@
-"""A paper model of the kernels' speed on GPUs: what bytes, operations and whole tiles allow, times one constant per class of kernels.
+"""A paper model of the kernels' speed on GPUs: what bytes, operations and whole tiles allow, times one constant per class
+of kernels.
 
     python -m benchmarks.roofline [--write]
 
@@ -225,7 +226,8 @@ def markdown() -> str:
     for gpu in (B200, H200):
         lines += [
             "",
-            f"**{gpu.name}, predicted, not measured.** One layer, forward and backward, {TOKENS} tokens per GPU: floor / prediction in ms",
+            f"**{gpu.name}, predicted, not measured.** One layer, forward and backward, {TOKENS} tokens per GPU: "
+            "floor / prediction in ms",
             f"and the speed-up over BF16; decoding {DECODED} tokens: prediction in us.",
             "",
             "| model | EP | bf16 | mxfp8 | speed-up | nvfp4 | speed-up | decode bf16 | mxfp8 | nvfp4 |",

@@ -1,10 +1,7 @@
 """Suites, runs, reports: with scripted models in real sandboxes, over a server, and in a browser without a screen."""
 
-import html
 import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 
 import pytest
@@ -13,7 +10,7 @@ from rl.__main__ import main
 from rl.environments.images import ImageStore
 from rl.environments.sandbox import ExecResult
 from rl.evals.page import page
-from rl.evals.runner import Evaluation, Price, Result, Settings, read_results
+from rl.evals.runner import Evaluation, Price, Settings, read_results
 from rl.evals.suites import TARGETED, Outcome, suite
 from rl.evals.summary import differs, pareto, summarize
 from rl.evals.targeted import SUITES
@@ -22,7 +19,7 @@ from rl.harness.toolsets import tool_set
 from rl.harness.trajectory import Trajectory
 from rl.tasks.task import TaskError, save
 from rl.tasks.workspace import Sandboxes
-from tests import sandbox_cases
+from tests import report_cases, sandbox_cases
 from tests.chat_server import call, delta, serving, stream
 
 
@@ -137,80 +134,17 @@ def test_the_command(sandboxes, tmp_path, capsys):
         suite("nothing", sandboxes, tmp_path)
 
 
-def written(directory, model, rate, tokens):
-    """A run as the runner leaves it, without having run."""
-    made = Evaluation(directory, Settings("eager", model, passes=2), [e for name in TARGETED for e in SUITES[name]], tool_set())
-    with open(directory / "results.jsonl", "w") as file:
-        for i, entry in enumerate(made.entries):
-            for n in range(2):
-                score = float((i * 2 + n) % 10 < 10 * rate)
-                result = Result(
-                    entry.task.name,
-                    n,
-                    score,
-                    "resolved",
-                    "",
-                    {"works <b>": True},
-                    "answered",
-                    2.0,
-                    50,
-                    tokens,
-                    2,
-                    3,
-                    0,
-                    tokens / 1e5,
-                    2,
-                )
-                file.write(json.dumps(vars(result)) + "\n")
-                for kind, suffix in (("trajectories", "json"), ("patches", "diff")):
-                    place = directory / kind / entry.task.name.replace("/", "--")
-                    place.mkdir(parents=True, exist_ok=True)
-                    run = Trajectory(model, [], "d")
-                    if suffix == "diff":
-                        (place / f"{n}.diff").write_text("diff --git a/x b/x\n-a\n+<script>b</script>\n")
-                    else:
-                        run.save(place / f"{n}.json")
-    return summarize(directory)
-
-
-CLICKS = """<script>
-addEventListener("load", () => setTimeout(() => {
-  const found = {}, see = e => !!e && e.checkVisibility() && e.getBoundingClientRect().height > 0;
-  found.points = document.querySelectorAll("svg a.point").length;
-  found.plots = [...document.querySelectorAll("svg")].every(see);
-  found.wide = document.documentElement.scrollWidth > innerWidth;
-  const point = document.querySelector("svg a.point");
-  point.dispatchEvent(new MouseEvent("click", {bubbles: true, cancelable: true}));
-  found.hash = location.hash;
-  const task = document.querySelector("details.task");
-  found.hidden = !see(task.querySelector(".attempt"));
-  for (const e of [task, task.querySelector(".attempt"), task.querySelector(".diff"), task.querySelector(".transcript")])
-    e.querySelector("summary").click();
-  const diff = task.querySelector(".diff pre");
-  found.diff = see(diff) && diff.textContent.includes("<script>b</" + "script>");
-  found.transcript = task.querySelector(".transcript").open && see(task.querySelector(".transcript summary"));
-  document.title = JSON.stringify(found);
-}, 100));
-</script>"""
-
-
 def test_the_page_in_a_browser(tmp_path):
-    first, second = written(tmp_path / "a", "small <i>", 0.3, 100), written(tmp_path / "b", "large", 0.8, 300)
+    first, second = report_cases.two_runs(tmp_path / "runs")
     assert differs(first, second).significant
     text = page([first, second])
     assert "small &lt;i&gt;" in text
     assert "<script>b" not in text
     assert not re.findall(r"(?:src|href)=\"(?!#)", text)  # nothing is loaded from elsewhere
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
+    found = report_cases.clicked(tmp_path)
+    if found is None:
         pytest.skip("there is no browser here")
-    copy = tmp_path / "page.html"
-    copy.write_text(text.replace("</body>", f"{CLICKS}</body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,900", f"--user-data-dir={tmp_path / 'browser'}"]
-    command = [browser, *options, "--virtual-time-budget=3000", "--dump-dom", copy.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
-    assert found == {"points": 4, "plots": True, "wide": False, "hash": "#run-a", "hidden": True, "diff": True, "transcript": True}
+    assert found == {"points": 4, "plots": True, "wide": False, "reached": True, "hidden": True, "diff": True, "transcript": True}
 
 
 def test_the_front():

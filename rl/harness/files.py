@@ -4,6 +4,7 @@ Files are bytes: what is not UTF-8 survives an edit (surrogateescape), a line en
 and a file is replaced as a whole or not at all.
 """
 
+import posixpath
 import re
 from dataclasses import dataclass
 
@@ -33,10 +34,16 @@ def store(session: Session, path: str, text: str) -> None:
     session.sandbox.write(session.path(path), text.encode("utf-8", "surrogateescape"), mode=mode_of(session, path))
 
 
+WHERE = 'pwd -P; readlink -m -- "$1"; stat -L -c %a -- "$1"'
+
+
 def mode_of(session: Session, path: str) -> int:
-    """The mode that a replaced file keeps."""
-    found = session.run("stat", "-L", "-c", "%a", "--", session.argument(path), output_bytes=64)
-    return int(found.stdout, 8) & 0o7777 if found.ok else 0o644
+    """The mode that a replaced file keeps; ToolError for one that is outside of the work directory, links followed."""
+    found = session.run("sh", "-c", WHERE, "sh", session.argument(path), output_bytes=16 << 10)
+    top, place, *mode = found.stdout.decode("utf-8", "surrogateescape").split("\n")
+    if not place.startswith(top.rstrip("/") + "/"):
+        raise ToolError(f"{path} is outside of the work directory: files there are changed by commands only")
+    return int(mode[0], 8) & 0o7777 if mode and mode[0] else 0o644
 
 
 @tool
@@ -131,9 +138,9 @@ def apply_patch(session: Session, patch: str) -> str:
     results: list[tuple[str, str | None, int]] = []
     for change in changes:
         source = change.old or change.new
-        text, mode = "", 0o644
+        text, mode = "", mode_of(session, source)
         if change.old is not None:
-            text, mode = content(session, source), mode_of(session, source)
+            text = content(session, source)
         elif session.run("test", "-e", session.argument(change.new)).ok:
             raise ToolError(f"patch: {change.new}: expected no such file, for the patch makes it")
         try:
@@ -155,6 +162,7 @@ def apply_patch(session: Session, patch: str) -> str:
 
 
 def remove(session: Session, path: str) -> None:
+    mode_of(session, posixpath.join(posixpath.dirname(path), "x"))  # where the entry is, not where it leads
     result = session.run("rm", "--", session.argument(path))
     if not result.ok:
         raise ToolError(result.text.strip() or f"{path} could not be removed")
