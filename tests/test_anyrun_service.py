@@ -254,6 +254,21 @@ async def test_refusals_and_waits_are_told(cluster):
     assert (await client.create(key="two", image="", steady=SMALL, wait_s=0.1))["state"] == "queued"
 
 
+@inside()
+async def test_pools_and_quotas_over_http(cluster):
+    client, root = cluster.client(), cluster.client(token="root")
+    await root.pool(image="", steady=SMALL, target=2)
+    await until(lambda: len(cluster.agents[0].sandboxes) == 2)
+    warm = set(cluster.agents[0].sandboxes)
+    env = (await client.create(key="k", image="", steady=SMALL))["id"]
+    assert cluster.anyrun.where[env][0] in warm
+    await root.quota(name="a", environments=1)
+    assert (await client.create(key="l", image="", steady=SMALL, wait_s=0.2))["state"] == "queued"
+    for call in (client.pool(image="", steady=SMALL, target=9), client.quota(name="a", environments=9)):
+        with pytest.raises(ValueError, match="administrator"):
+            await call
+
+
 @inside(nodes=2)
 async def test_draining_over_http(cluster):
     client, root = cluster.client(), cluster.client(token="root")

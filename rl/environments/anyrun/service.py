@@ -21,7 +21,7 @@ from rl.environments.anyrun.scheduler import Config, Ended, Ready, Scheduler, St
 from rl.environments.anyrun.shapes import RESOURCES, Quota, Shape, vector
 from rl.environments.sandbox import ImageError, LeaseExpired, SandboxError, SandboxLost, StartTimeout
 
-METHODS = ("create", "exec", "read", "write", "renew", "destroy", "state", "status", "drain")
+METHODS = ("create", "exec", "read", "write", "renew", "destroy", "state", "status", "drain", "pool", "quota")
 LONGEST = 500  # characters of a key or an image's name
 ADMIN = "admin"  # the tenant that may see all and change nodes
 WAYS_TO_END = {"lease expired": LeaseExpired, "start timeout": StartTimeout, "queue timeout": StartTimeout}
@@ -204,6 +204,16 @@ class Anyrun:
         only_admin(tenant)
         self.scheduler.drain(node, time.monotonic(), grace_s)
         self._obey()
+
+    async def pool(self, tenant: str, image: str, steady: list[int], target: int, peak: list[int] | None = None) -> None:
+        """Keeps so many started environments of this shape; the next requests for it get them at once."""
+        only_admin(tenant)
+        self.scheduler.set_pool(Shape(image, vector(steady), vector(peak) if peak else None), target)
+
+    async def quota(self, tenant: str, name: str, resources: list[int] | None = None, **limits) -> None:
+        """What the tenant `name` may have from now on: fields of `Quota`."""
+        only_admin(tenant)
+        self.set_quota(name, Quota(resources=vector(resources) if resources else None, **limits))
 
     async def status(self, tenant: str) -> dict:
         only_admin(tenant)

@@ -5,8 +5,8 @@ Nodes start an environment in a log-normal time whose median grows with how many
 measured on one 2-core machine with a launcher of namespaces; more cores slow down as much later. Lifetimes, the mix of shapes and
 live use are assumptions, named in `Plan` and `MIX`.
 
-Only calls of the scheduler are timed (`placements_per_s` is per second of those). Latencies are those of one server: a request
-waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own call.
+Only calls of the scheduler are timed, as CPU time of one core (`placements_per_s` is per second of those). Latencies are those of
+one server: a request waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own call.
 """
 
 import heapq
@@ -122,9 +122,9 @@ class Simulation:
 
     def call(self, method, *arguments):
         """A timed call of the scheduler; then its decisions are carried out."""
-        began = time.perf_counter()
+        began = time.thread_time()
         value = method(*arguments)
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         self.spent += took
         self.busy_until = max(self.busy_until, self.now) + took
         for decision in self.scheduler.take():
