@@ -6,7 +6,7 @@ measured on one 2-core machine with a launcher of namespaces; more cores slow do
 live use are assumptions, named in `Plan` and `MIX`.
 
 Only calls of the scheduler are timed, as CPU time of one core (`placements_per_s` is per second of those). Latencies are those of
-one server: a request waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own call.
+one server: a request waits until the scheduler has finished what came before, at the plan's arrival times, and then for its own.
 """
 
 import heapq
