@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mxmoe
@@ -81,6 +81,7 @@ def test_within_the_bound_of_fp64(backend, p, formats, dtype, seed):
 @pytest.mark.parametrize("backend", backends_for("grouped_mm_wgrad"), ids=str)
 @settings(max_examples=25, deadline=None)
 @given(p=PROBLEMS, format=st.sampled_from(OPERAND_FORMATS), dtype=st.sampled_from([torch.float32, BF16]), seed=st.integers(0, 999))
+@example(p=Problem((0, 5), 64, 64), format="nvfp4", dtype=torch.float32, seed=0)  # an empty group's gradient is written
 def test_wgrad_within_the_bound_of_fp64(backend, p, format, dtype, seed):
     g = torch.Generator().manual_seed(seed)
     a, padded = column_operand(torch.randn(p.rows, p.outputs, generator=g), format, p.offs)

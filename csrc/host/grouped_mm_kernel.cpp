@@ -213,7 +213,7 @@ class Gemm {
       const bool wide = panel_is_wide(g, panel);
 #if defined(MXMOE_ISA_AVX512)
       if constexpr (Step::kSwaps) {
-        if (swaps(c) && narrow == rows && !wide && (panel + 1) * kPanel <= p_.outputs) {
+        if (swaps(c) && g.contraction && narrow == rows && !wide && (panel + 1) * kPanel <= p_.outputs) {
           const int64_t last = smaller(end, p_.outputs / kPanel);
           for (count = 1; panel + count < last && !panel_is_wide(g, panel + count);) ++count;
           for_pair_element(p_.b.element, [&]<Element E>() {
