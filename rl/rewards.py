@@ -78,8 +78,8 @@ def effort_of(trajectory: Trajectory, count: Callable[[str], int]) -> Effort:
 # Behaviours: each a share from 0 to 1 of how much a run shows it.
 
 _MUSING = re.compile(r"(#|//|/\*|\*|--)\s*(hmm|wait|let me|let's see|i think|i need to|i should|actually,|maybe i|now i)\b", re.I)
-_EDITS = {"edit_file", "write_file", "apply_patch", "delete_file"}
-_TERMINAL = {"shell", "shell_output", "shell_kill"}
+_EDITS = {"edit_file", "edit_line", "write_file", "apply_patch", "delete_file"}
+_TERMINAL = {"shell", "shell_output", "shell_kill", "run_check"}
 
 
 def open_todos(t: Trajectory) -> float:

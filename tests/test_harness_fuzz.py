@@ -3,6 +3,7 @@
 import pytest
 
 from rl.harness.builtin import SamplerModel, Shared
+from rl.harness.dialect import ChatDialect
 from rl.harness.loop import LoopLimits, run
 from rl.harness.model import Call, ModelError, Reply
 from rl.harness.session import Session
@@ -55,7 +56,7 @@ def vocabulary(family):
 def test_the_built_in_sampler_drives_the_loop(backend, family):
     shared = Shared(Sampler(Model(CONFIG), num_slots=4, capacity=6000))
     words = vocabulary(family)
-    model = SamplerModel(shared, words, temperature=1.0, seed=3)
+    model = SamplerModel(shared, ChatDialect(words), temperature=1.0, seed=3)
     with backend.create(sandbox_cases.spec(backend)) as sandbox:
         done = run(model, Session(sandbox, "/tmp"), tool_set(["read_file"]), "Hi.", LoopLimits(turns=3, reply_tokens=8))
     assert done.end in ("answered", "turns"), done.error
@@ -71,11 +72,11 @@ def test_the_built_in_sampler_drives_the_loop(backend, family):
 def test_calls_are_read_in_the_tokenizers_own_format():
     for family in FAMILIES:
         words = vocabulary(family)
-        model = SamplerModel(Shared(Sampler(Model(CONFIG), num_slots=1, capacity=64)), words)
+        model = SamplerModel(Shared(Sampler(Model(CONFIG), num_slots=1, capacity=64)), ChatDialect(words))
         said = Reply("I look.", (Call("0", "read_file", '{"path": "a"}'),)).message | {"role": "assistant"}
-        ids = model._render([said])
+        ids = model.dialect._render([said])
         begin = words.encode_template(family.messages["assistant"][0])
-        text = model._text(ids[1 + len(begin) :][: -len(begin) or None])
+        text = model.dialect._text(ids[1 + len(begin) :][: -len(begin) or None])
         assert "I look.<tool_call>" in text.replace("\n", "")
         assert '{"name": "read_file", "arguments": {"path": "a"}}' in text
         with pytest.raises(ModelError, match="the cache holds 64"):

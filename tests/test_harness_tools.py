@@ -178,6 +178,49 @@ def test_edits_must_be_clear(session):
     assert get(session, "f") == b"c\n  b\nc\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "line", "text", "after"),
+    [
+        ("a\n  b\nc\n", 2, "x", "a\n  x\nc\n"),
+        ("a\n\tb", 2, "x\ny", "a\n\tx\n\ty"),
+        ("a\r\n  b\r\nc\r\n", 2, "x\ny", "a\r\n  x\r\n  y\r\nc\r\n"),
+        ("a\n  b\nc\n", 2, "    if x:\n        y\n", "a\n  if x:\n      y\nc\n"),
+        ("a\n  b\nc\n", 2, "x\n\ny", "a\n  x\n\n  y\nc\n"),
+        ("a\n  b\nc\n", 2, "", "a\nc\n"),
+        ("\ufeffa\nb\n", 1, "x", "\ufeffx\nb\n"),
+        ("\ufeffa\nb\n", 1, "", "\ufeffb\n"),
+        (b"caf\xe9\n  b\n", 2, "x", b"caf\xe9\n  x\n"),
+        ("a\n\nc\n", 2, "b", "a\nb\nc\n"),
+    ],
+)
+def test_a_line_keeps_its_indentation_and_its_end(session, before, line, text, after):
+    put(session, "f", before)
+    assert says(session, "edit_line", path="f", line=line, text=text) == f"Edited f: line {line}"
+    assert get(session, "f") == (after if isinstance(after, bytes) else after.encode())
+
+
+def test_line_edits_that_cannot_be(session):
+    put(session, "f", "a\n  b\n")
+    assert "no change" in says(session, "edit_line", "error", path="f", line=2, text="b")
+    assert "expected 1 to 2, the number of lines of f, got 3" in says(session, "edit_line", "error", path="f", line=3, text="b")
+    assert "expected 1 to 2" in says(session, "edit_line", "error", path="f", line=0, text="b")
+    assert "expected an integer" in says(session, "edit_line", "invalid", path="f", line="2", text="b")
+    assert "No such file" in says(session, "edit_line", "error", path="g", line=1, text="b")
+    put(session, "empty", "")
+    assert "empty is empty" in says(session, "edit_line", "error", path="empty", line=1, text="b")
+    assert get(session, "f") == b"a\n  b\n"
+
+
+def test_checks_are_run_as_the_files_are_now(session):
+    put(session, "check.py", "from f import f\nprint(f())\n")
+    for number in range(3):  # within a second, of one length: a compiled file would be taken for the new one
+        put(session, "f.py", f"def f(): return {number}\n")
+        assert says(session, "run_check") == str(number)
+    put(session, "g.py", "raise SystemExit(3)\n")
+    assert says(session, "run_check", path="g.py") == "(exit code 3)"
+    assert "No such file" in says(session, "run_check", path="nothing.py")
+
+
 def test_modes_and_directories(session):
     put(session, "run.sh", "echo 1\n")
     says(session, "shell", command="chmod 755 run.sh")

@@ -31,10 +31,26 @@ def test_instances_are_their_seed_and_splits_share_nothing():
     assert {task.provenance.difficulty for task in train} == {0, 1 / 3, 2 / 3, 1}
     assert all(len(task.instruction) < 390 for task in train + held)
     assert {instance(seed, difficulty=3).provenance.difficulty for seed in range(5)} == {2 / 3}
+    assert all(instance(seed, kinds=("fix",)).instruction.startswith("Fix") for seed in range(20))
+    assert {len(settings(task)["function"]) for task in train + held} == {4}
+    with pytest.raises(ValueError, match="kinds"):
+        instance(0, kinds=("mend",))
+    with pytest.raises(ValueError, match="kinds"):
+        instance(0, difficulty=1, kinds=("extend",))
     with pytest.raises(ValueError, match="split"):
         instance(0, "test")
     with pytest.raises(ValueError, match="difficulty"):
         instance(0, difficulty=5)
+
+
+def test_no_expected_value_of_a_graded_call_is_in_the_work_directory():
+    for seed in range(200):
+        task = instance(seed)
+        check = task.files[f"{WORKSPACE}check.py"].decode()
+        shown = eval(check.split(" in ", 1)[1].split("\n")[0].rstrip(":"))
+        graded = [call[0] for call in settings(task)["calls"]]
+        assert len(shown) == 3
+        assert not any(case in graded for case, _ in shown)
 
 
 def test_a_scripted_agent_solves_them(sandboxes):  # noqa: F811
@@ -42,9 +58,11 @@ def test_a_scripted_agent_solves_them(sandboxes):  # noqa: F811
         task = instance(seed, ("train", "heldout")[seed % 2])
         with sandboxes.start(task) as sandbox:
             session = Session(sandbox)
+            assert tool_set(["run_check"]).call(session, "run_check", {}).text not in ("ok", "")
             results = [tool_set().call(session, name, arguments) for name, arguments in solution_calls(task)]
             patch = sandboxes.changes(task, sandbox)
         assert 3 <= len(results) <= 5
+        assert results[2].text == "ok"  # check.py
         assert not any(result.text.startswith("Error") for result in results), results
         assert verify(task, patch, sandboxes).reward == 1.0
         assert verify(task, "", sandboxes).reward == 0.0

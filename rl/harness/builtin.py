@@ -1,21 +1,27 @@
 """A model of this project as the loop's model: tokens in, tokens out, over the built-in sampler (rl.sampler).
 
 What the model wrote is never encoded again: the next prompt is the last prompt, the tokens of its reply as they were sampled, and
-the new messages in the tokenizer's own format of conversations (training.data). So what is trained on is what was sampled.
+the new messages as the dialect writes them. So what is trained on is what was sampled.
 """
 
-import json
 import threading
 import time
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
-from rl.harness import prompt
+from rl.harness.dialect import Dialect
 from rl.harness.model import Call, Message, ModelError, Reply
 from rl.sampler import Answer, Request, Sampler
-from training.data.encode import render
-from training.data.tokenizer import Vocabulary
+
+
+class Answers(Protocol):
+    """Whatever answers requests. capacity: tokens of a prompt and its reply, at most."""
+
+    capacity: int
+
+    def answer(self, request: Request, deadline: float) -> Answer | None:
+        """Blocks; None where it is not there at the deadline (of `time.monotonic`)."""
 
 
 class Shared:
@@ -23,9 +29,9 @@ class Shared:
 
     def __init__(self, sampler: Sampler):
         self.sampler, self.lock, self.ended = sampler, threading.Lock(), {}
+        self.capacity = sampler.cache.capacity
 
     def answer(self, request: Request, deadline: float) -> Answer | None:
-        """Blocks; None where it is not there at the deadline."""
         with self.lock:
             self.sampler.submit(request)
         while True:
@@ -50,35 +56,30 @@ class SamplerModel:
 
     def __init__(
         self,
-        shared: Shared,
-        vocabulary: Vocabulary,
+        shared: Answers,
+        dialect: Dialect,
         *,
         name: str = "built-in",
         temperature: float = 1.0,
         seed: int = 0,
         sample: int = 0,
     ):
-        self.shared, self.vocabulary, self.name = shared, vocabulary, name
+        self.shared, self.dialect, self.name = shared, dialect, name
         self.temperature, self.seed, self.sample = temperature, seed, sample
         self.answers: list[Answer] = []  # with versions and experts, in the order of replies
+        self._session = next(self.numbers)  # not id(self), which a later conversation may have, too
         self._said: list[Message] = []  # what the tokens so far stand for
         self._ids: list[int] = []
-        after = vocabulary.encode_template(vocabulary.family.messages["assistant"][1])
-        self._turn, self._rest = after[0], after[1:]
 
     def reply(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], max_tokens: int, timeout_s: float) -> Reply:
         start = time.monotonic()
         messages = [dict(message) for message in messages]
         ids = self._prompt(messages, tools)
-        capacity = self.shared.sampler.cache.capacity
-        room = capacity - len(ids)
+        room = self.shared.capacity - len(ids)
         if room < 1:
-            raise ModelError(f"{self.name}: the prompt has {len(ids)} tokens, the cache holds {capacity}")
-        number = next(self.numbers)
-        stop = frozenset((self._turn, self.vocabulary.eos))
-        request = Request(
-            number, tuple(ids), min(max_tokens, room), stop, self.temperature, self.seed, self.sample + len(self.answers), id(self)
-        )
+            raise ModelError(f"{self.name}: the prompt has {len(ids)} tokens, the cache holds {self.shared.capacity}")
+        number, sample, stop = next(self.numbers), self.sample + len(self.answers), self.dialect.stop
+        request = Request(number, tuple(ids), min(max_tokens, room), stop, self.temperature, self.seed, sample, self._session)
         answer = self.shared.answer(request, start + timeout_s)
         if answer is None:
             raise ModelError(f"{self.name}: no reply in {timeout_s:.0f} s")
@@ -91,16 +92,12 @@ class SamplerModel:
         """Ids of the conversation: those known already, and what is new behind them."""
         known = len(self._said)
         if known and messages[:known] == self._said:
-            ids = self._ids if self._ids[-1] in (self._turn, self.vocabulary.eos) else [*self._ids, self._turn]
-            return [*ids, *self._rest, *self._render(messages[known:])[1:]]  # without the token that begins a document
-        return self._render(prompt.with_tools(messages, tools))
-
-    def _render(self, messages: list[Message]) -> list[int]:
-        fine = [m | {"tool_calls": [c for c in m["tool_calls"] if is_call(c)]} if "tool_calls" in m else m for m in messages]
-        return render(fine, self.vocabulary, reply=True)[0]
+            ids = self._ids if self._ids[-1] in self.dialect.stop else [*self._ids, self.dialect.turn]
+            return [*ids, *self.dialect.more(messages[known:])]
+        return self.dialect.prompt(messages, tools)
 
     def _reply(self, answer: Answer, seconds: float) -> Reply:
-        text, thinking, calls = prompt.parsed(self._text(answer.ids))
+        text, thinking, calls = self.dialect.parsed(answer.ids)
         return Reply(
             text,
             tuple(Call(f"call_{len(self.answers)}_{i}", name, arguments) for i, (name, arguments) in enumerate(calls)),
@@ -113,25 +110,3 @@ class SamplerModel:
             tuple(answer.log_probs),
             seconds,
         )
-
-    def _text(self, ids: list[int]) -> str:
-        """A reply's text with calls between the tags of `prompt`, whatever the tokenizer's own are."""
-        opening, closing = (self.vocabulary.encode_template(mark.strip())[:1] for mark in self.vocabulary.family.messages["call"])
-        out, part, is_call = "", [], False
-        for token in [*ids, self._turn]:
-            ends = token in (self._turn, self.vocabulary.eos)
-            if [token] in (opening, closing) or ends:
-                out += self.vocabulary.decode(part) + ("</tool_call>" if is_call else "")
-                part, is_call = [], [token] == opening
-                out += "<tool_call>" if is_call else ""
-            else:
-                part.append(token)
-        return out
-
-
-def is_call(call: dict[str, Any]) -> bool:
-    """Whether a call of a conversation can be written in the tokenizer's format: its arguments are JSON."""
-    try:
-        return bool(call["function"]["name"]) and isinstance(json.loads(call["function"]["arguments"] or "{}"), dict)
-    except ValueError:
-        return False

@@ -6,6 +6,7 @@ and a file is replaced as a whole or not at all.
 
 import posixpath
 import re
+import textwrap
 from dataclasses import dataclass
 
 from rl.harness import patch as patches
@@ -126,6 +127,31 @@ def near(text: str, old: str) -> str:
 
 
 @tool
+def edit_line(session: Session, path: str, line: int, text: str) -> str:
+    """Replaces one line of a file. What stands there afterwards is indented as the line was; an empty text removes it.
+
+    path  relative to the work directory, or absolute
+    line  its number, as read_file shows it
+    text  one or more lines, without the old line's indentation
+    """
+    before = content(session, path)
+    lines = before.splitlines(keepends=True)
+    if not lines:
+        raise ToolError(f"{path} is empty: write_file fills it")
+    if not 1 <= line <= len(lines):
+        raise ToolError(f"line: expected 1 to {len(lines)}, the number of lines of {path}, got {line}")
+    old = lines[line - 1]
+    indent, end = re.match(r"\ufeff?[ \t]*", old)[0], old[len(old.splitlines()[0]) :]
+    new = [indent + part if part.strip() else "" for part in re.split(r"\r?\n", textwrap.dedent(text).rstrip("\r\n"))]
+    lines[line - 1] = (patches.line_end(before).join(new) + end) if text else indent[: indent.startswith("\ufeff")]
+    after = "".join(lines)
+    if after == before:
+        raise ToolError(f"line {line} of {path} is that already: no change")
+    store(session, path, after)
+    return f"Edited {path}: line {line}"
+
+
+@tool
 def apply_patch(session: Session, patch: str) -> str:
     """Applies a unified diff to files of the work directory: all of it or, where a part does not fit, none of it.
 
@@ -236,4 +262,5 @@ def glob(session: Session, pattern: str, path: str = ".") -> str:
     return counted(session, [name for name in listed(session, path, 0, False) if matcher.fullmatch(name)], "No file matches")
 
 
+OPTIONAL_FILE_TOOLS = (edit_line,)
 FILE_TOOLS = (read_file, write_file, edit_file, apply_patch, delete_file, list_dir, glob)

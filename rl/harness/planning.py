@@ -97,4 +97,4 @@ def web_fetch(session: Session, url: str) -> str:
 
 
 PLANNING_TOOLS = (todo_write, read_lints, summarize, finish)
-OPTIONAL_TOOLS = (ask_user, web_search, web_fetch)  # an environment asks for them by name
+OPTIONAL_PLANNING_TOOLS = (ask_user, web_search, web_fetch)

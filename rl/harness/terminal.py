@@ -13,6 +13,7 @@ from rl.harness.session import Session
 STATE = "${HOME:-/tmp}/.shell"  # then /env: `export -p`, /cwd; jobs/N: a background command's output, pid and exit code
 MAX_SECONDS = 600
 MAX_JOBS = 32
+CHECK_SECONDS = 10
 # Which processes belong to which command is the backend's to say: its mark is not restored.
 ENTER = f"""s={STATE}; mark=$ANYRUN_SANDBOX; mkdir -p "$s/jobs"
 [ -r "$s/env" ] && . "$s/env"
@@ -114,4 +115,16 @@ def shell_kill(session: Session, job: int) -> str:
     return f"Job {job} had ended" if result.exit_code == 3 else f"Ended job {job}"
 
 
+@tool
+def run_check(session: Session, path: str = "check.py") -> str:
+    """Runs a file of checks with Python and gives what it prints.
+
+    path  relative to the work directory, or absolute
+    """
+    # -B: a compiled file of a source that changed within the same second, to as many bytes, would be taken for new.
+    result = session.run("python3", "-B", session.argument(path), timeout_s=CHECK_SECONDS)
+    return session.text("\n".join(filter(None, [result.text.rstrip("\n"), ending(result)]))) or "(no output)"
+
+
+OPTIONAL_TERMINAL_TOOLS = (run_check,)
 TERMINAL_TOOLS = (shell, shell_output, shell_kill)

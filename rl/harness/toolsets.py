@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from rl.harness.files import FILE_TOOLS
-from rl.harness.planning import OPTIONAL_TOOLS, PLANNING_TOOLS
+from rl.harness.files import FILE_TOOLS, OPTIONAL_FILE_TOOLS
+from rl.harness.planning import OPTIONAL_PLANNING_TOOLS, PLANNING_TOOLS
 from rl.harness.schema import ToolSet
 from rl.harness.search import SEARCH_TOOLS
-from rl.harness.terminal import TERMINAL_TOOLS
+from rl.harness.terminal import OPTIONAL_TERMINAL_TOOLS, TERMINAL_TOOLS
 
 DEFAULT = (*FILE_TOOLS, *SEARCH_TOOLS, *TERMINAL_TOOLS, *PLANNING_TOOLS)
-ALL = (*DEFAULT, *OPTIONAL_TOOLS)
+OPTIONAL = (*OPTIONAL_FILE_TOOLS, *OPTIONAL_TERMINAL_TOOLS, *OPTIONAL_PLANNING_TOOLS)  # an environment asks for them by name
+ALL = (*DEFAULT, *OPTIONAL)
 # Calls of these change nothing: those of one reply may run at the same time.
 READERS = frozenset(
     {"read_file", "list_dir", "glob", "grep", "codebase_search", "read_lints", "shell_output", "web_search", "web_fetch"}

@@ -4,16 +4,21 @@
 
 A function is a chain of one to four steps on a list of integers or on a text; its docstring says the steps in words. Kinds: "write"
 (the body is missing), "fix" (one step is wrong), "extend" (one more step is asked for). There is no end of instances. The held-out
-split shares nothing with the other: names, file names, chains of steps (a hash of the chain decides) and seeds differ.
+split shares nothing with the other: names, file names, chains of steps (a hash of name or chain decides) and seeds differ.
 
-Graded outside: the sandbox gives the outputs of the function, which are compared here; no expected value is ever inside.
+`check.py` in the work directory compares a few outputs with what they should be and prints "ok" or the first that differs. It is
+the agent's to run (the tool `run_check`), and no part of the grade.
+
+Graded outside: the sandbox gives the outputs of the function, which are compared here; nothing inside says what they should be.
 """
 
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
 from typing import Any, Literal
 
 from rl.tasks.check import difference_of
@@ -24,11 +29,20 @@ KINDS = ("write", "fix", "extend")
 WORKDIR = "/workspace"
 CASES = 12
 SECONDS = 1.0  # of one call
-NAMES = {
-    "train": ("clean", "collect", "convert", "merge", "reduce", "report", "select", "shape", "sift", "tidy", "total", "trim"),
-    "heldout": ("adapt", "derive", "distill", "filter_in", "gather", "morph", "produce", "refine", "resolve", "winnow"),
-}
-FILES = {"train": ("tools", "items", "text", "data", "steps", "lists"), "heldout": ("kit", "engine", "parts", "flow")}
+SHOWN, SHOWN_LENGTH = 3, 18  # cases in check.py, characters of an argument there
+SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+CHECK = """try:
+    from {module} import {name}
+    for x, right in {cases}:
+        y = {name}(x)
+        if y != right:
+            print(f"{name}({{x!r}}) gives {{y!r:.60}}, not {{right!r}}")
+            break
+    else:
+        print("ok")
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +52,15 @@ class Step:
     words: str
     code: str
     wrong: tuple[str, ...]
-    run: Callable[[Any], Any]
+
+
+@lru_cache(maxsize=4096)
+def function_of(code: str) -> Callable[[Any], Any]:
+    return eval(f"lambda x: {code}")
 
 
 def step(words: str, code: str, *wrong: str) -> Step:
-    return Step(words, code, wrong, eval(f"lambda x: {code}"))
+    return Step(words, code, wrong)
 
 
 def list_steps(r: random.Random) -> list[Step]:
@@ -112,10 +130,21 @@ def value(r: random.Random, kind: str) -> Any:
     return " " * r.randint(0, 1) + " ".join(r.choices(WORDS, k=r.choice((0, 1, 2, 4, 6)))) + " " * r.randint(0, 2)
 
 
-def split_of(chain: list[Step]) -> Split:
-    """A tenth of all chains of steps is held out."""
-    text = "|".join(s.words for s in chain)
+def split_of(text: str) -> Split:
+    """A tenth of all names, and of all chains of steps, is held out."""
     return "heldout" if hashlib.sha256(text.encode()).digest()[0] < 26 else "train"
+
+
+def name_of(r: random.Random, split: Split) -> str:
+    """A made-up name that belongs to the split, the same number of characters always."""
+    while True:
+        name = r.choice(SYLLABLES) + r.choice(SYLLABLES)
+        if name not in ("list", "text", "data") and split_of(name) == split:
+            return name
+
+
+def says(chain: list[Step]) -> str:
+    return "; ".join(s.words for s in chain)
 
 
 def chain_of(r: random.Random, difficulty: int, split: Split) -> tuple[str, list[Step]]:
@@ -124,34 +153,35 @@ def chain_of(r: random.Random, difficulty: int, split: Split) -> tuple[str, list
         kind = r.choice(("list", "text"))
         steps, ends = (list_steps(r), list_ends(r)) if kind == "list" else (text_steps(r), text_ends(r))
         chain = [*r.sample(steps, difficulty - 1), r.choice(steps + ends)]
-        if split_of(chain) == split:
+        if split_of(says(chain)) == split:
             return kind, chain
 
 
 def outcome(chain: list[Step], argument: Any) -> Any:
     for s in chain:
-        argument = s.run(argument)
+        argument = function_of(s.code)(argument)
     return argument
 
 
 def source(name: str, kind: str, chain: list[Step], body: list[str] | None) -> str:
     """The file: the function with its docstring, and its body or none."""
-    says = "; ".join(s.words for s in chain)
     hint = "x: list[int]" if kind == "list" else "x: str"
     lines = [f"    x = {code}" for code in body[:-1]] + [f"    return {body[-1]}"] if body else ["    raise NotImplementedError"]
-    return f'def {name}({hint}):\n    """In this order: {says}."""\n' + "\n".join(lines) + "\n"
+    return f'def {name}({hint}):\n    """In this order: {says(chain)}."""\n' + "\n".join(lines) + "\n"
 
 
-def instance(seed: int, split: Split = "train", difficulty: int | None = None) -> Task:
-    """A task; `difficulty` is the number of steps, 1 to 4, drawn where it is not given.
+def instance(seed: int, split: Split = "train", difficulty: int | None = None, kinds: Sequence[str] = KINDS) -> Task:
+    """A task; `difficulty` is the number of steps, 1 to 4, drawn where it is not given; `kinds` are those to draw from.
 
-    Raises ValueError for an unknown split or a difficulty outside of 1 to 4.
+    Raises ValueError for an unknown split or kind, a difficulty outside of 1 to 4, or extending as the only kind of one step.
     """
-    if split not in NAMES or (difficulty is not None and not 1 <= difficulty <= 4):
+    if split not in ("train", "heldout") or (difficulty is not None and not 1 <= difficulty <= 4):
         raise ValueError(f"expected split train or heldout and difficulty 1 to 4, got {split!r} and {difficulty!r}")
+    if not kinds or set(kinds) - set(KINDS) or (set(kinds) == {"extend"} and difficulty == 1):
+        raise ValueError(f"kinds must be of {', '.join(KINDS)}, with more than extend for one step, got {kinds!r}")
     r = random.Random(f"tiny {split} {seed}")
-    steps = difficulty or r.randint(1, 4)
-    kind = r.choice(KINDS if steps > 1 else KINDS[:2])
+    steps = difficulty or r.randint(2 if set(kinds) == {"extend"} else 1, 4)
+    kind = r.choice([kind for kind in kinds if steps > 1 or kind != "extend"])
     while True:
         argument, chain = chain_of(r, steps, split)
         right = [s.code for s in chain]
@@ -160,17 +190,16 @@ def instance(seed: int, split: Split = "train", difficulty: int | None = None) -
         expected = [outcome(chain, case) for case in cases]
         if kind == "write" or differs(before, cases, expected):
             break
-    name, file = f"{r.choice(NAMES[split])}_{r.choice('abcdefgh')}{seed % 100}", f"{r.choice(FILES[split])}.py"
+    name, module = name_of(r, split), name_of(r, split)
+    file = f"{module}.py"
     told = chain[:-1] if kind == "extend" else chain
     start, end = source(name, argument, told, before), source(name, argument, chain, right)
-    sizes = [len(f"{case!r}{right!r}") for case, right in zip(cases, expected, strict=True)]
-    shown = max(range(CASES), key=lambda i: (sizes[i] < 160) * sizes[i])
-    example = f"{name}({cases[shown]!r}) should be {expected[shown]!r}"
     request = {
-        "write": f"Write {name} in {file}. {example}.",
-        "fix": f"{name} in {file} does not do what it says. {example}.",
-        "extend": f"{name} in {file} should then also {chain[-1].words}. {example}.",
+        "write": f"Write {name} in {file}.",
+        "fix": f"Fix {name} in {file}: it does not do what it says.",
+        "extend": f"Extend {name} in {file}: then {chain[-1].words}.",
     }[kind]
+    shown = shown_cases(r, argument, chain, before, cases)
     settings = {"workdir": WORKDIR, "file": file, "function": name, "calls": [[case] for case in cases], "seconds": SECONDS}
     return Task(
         name=f"tiny/{split}-{seed}",
@@ -186,12 +215,23 @@ def instance(seed: int, split: Split = "train", difficulty: int | None = None) -
         files={
             "environment/recipe.toml": b'base = "machine"\n',
             f"environment/workspace/{file}": start.encode(),
+            "environment/workspace/check.py": CHECK.format(module=module, name=name, cases=shown).encode(),
             "tests/test.sh": b"exec python3 -I -S /tests/runner.py\n",
             "tests/runner.json": json.dumps(settings).encode(),
             "tests/expected.json": json.dumps(expected).encode(),
             "solution/gold.patch": difference_of({file: start}, {file: end}).encode(),
         },
     )
+
+
+def shown_cases(r: random.Random, kind: str, chain: list[Step], before: list[str] | None, graded: list[Any]) -> list[tuple]:
+    """Arguments and outputs for check.py, none of them graded: if there are any, such that tell the start from what is asked for;
+    of middling length."""
+    drawn = (value(r, kind) for _ in count())
+    cases = [(case, outcome(chain, case)) for case in islice((case for case in drawn if case not in graded), CASES)]
+    told = {i for i, (case, right) in enumerate(cases) if before is None or differs(before, [case], [right])}
+    order = sorted(range(CASES), key=lambda i: (i not in told, abs(len(repr(cases[i][0])) - SHOWN_LENGTH)))
+    return [cases[i] for i in order[:SHOWN]]
 
 
 def starting_point(r: random.Random, kind: str, chain: list[Step]) -> list[str] | None:
@@ -211,7 +251,7 @@ def differs(body: list[str], cases: list[Any], expected: list[Any]) -> bool:
         x = case
         try:
             for code in body:
-                x = eval(code, {"x": x})
+                x = function_of(code)(x)
         except Exception:
             return True
         if json.dumps(x) != json.dumps(right):
@@ -222,13 +262,9 @@ def differs(body: list[str], cases: list[Any], expected: list[Any]) -> bool:
 def solution_calls(task: Task) -> list[tuple[str, dict[str, Any]]]:
     """Tool calls of an agent that knows the answer: look, write, try, finish. For tests, and to measure what a rollout costs."""
     settings = json.loads(task.files["tests/runner.json"])
-    file, name = settings["file"], settings["function"]
-    patch = task.files["solution/gold.patch"].decode()
-    case = settings["calls"][-1][0]
-    module = file.removesuffix(".py")
     return [
-        ("read_file", {"path": file}),
-        ("apply_patch", {"patch": patch}),
-        ("shell", {"command": f"python3 -c {json.dumps(f'from {module} import {name}; print({name}({case!r}))')}"}),
+        ("read_file", {"path": settings["file"]}),
+        ("apply_patch", {"patch": task.files["solution/gold.patch"].decode()}),
+        ("shell", {"command": "python3 check.py"}),
         ("finish", {"answer": "done"}),
     ]
