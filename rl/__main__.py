@@ -9,8 +9,10 @@ import sys
 COMMANDS = {
     "agent": ("rl.agent", "let an agent work on a directory"),
     "anyrun": ("rl.environments.anyrun.cli", "serve sandboxes on this machine and others"),
+    "demo": ("rl.demo.command", "a tiny coding agent that learns from tests, in sandboxes, on this machine"),
     "eval": ("rl.evals.command", "run a suite of tasks; report and compare runs"),
     "tasks": ("rl.tasks.command", "make, check and list tasks"),
+    "train": ("rl.train", "the asynchronous loop: from a base and tasks to weights that do better"),
 }
 
 

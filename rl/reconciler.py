@@ -163,9 +163,11 @@ class Reconciler:
         """It is ready to be trained on; `payload` says where it is kept."""
         self._move(self._sample(sample), State.READY, payload=payload)
 
-    def failed(self, sample: int, error: str) -> State:
-        """Through no fault of the policy's: queued again, before all younger ones, or failed for good."""
+    def failed(self, sample: int, error: str, *, counts: bool = True) -> State:
+        """Through no fault of the policy's: queued again, before all younger ones, or failed for good. counts: as an attempt; not
+        where the sample cannot be the cause."""
         found = self._sample(sample)
+        found.attempt -= not counts
         state = State.QUEUED if found.attempt < self.attempts else State.FAILED
         self._move(found, state, error=error, worker="")
         return state

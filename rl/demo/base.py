@@ -24,6 +24,9 @@ from rl.demo.recipe import BaseRecipe, Demonstrations
 from rl.harness.dialect import TERSE, TerseDialect, spelt
 from rl.tasks.task import Task
 from rl.tasks.tiny import instance
+from training.base import find_base, read_model
+from training.checkpoint import Checkpoints
+from training.config import SIZES, Config, flat
 from training.data import IGNORE
 from training.data.tokenizer import OWN, Vocabulary, load_vocabulary, train_tokenizer
 from training.model import Model
@@ -38,8 +41,8 @@ FIRST_SEED = 1_000_000  # of the tasks that are demonstrated: reinforcement lear
 def make_base(
     directory: str | Path, recipe: BaseRecipe | None = None, *, seed: int = 0, on_progress: Progress = lambda *_: None
 ) -> Path:
-    """The directory of the base of this recipe and seed: one below `directory`, made where it is not there yet, as a whole or not
-    at all. Tells `on_progress` every step."""
+    """The directory of the base of this recipe and seed, laid out as a run of `training`: one below `directory`, made where it is
+    not there yet, as a whole or not at all. Tells `on_progress` every step."""
     recipe = recipe or BaseRecipe()
     stated = json.dumps({"recipe": asdict(recipe), "seed": seed}, sort_keys=True)
     place = Path(directory) / f"base-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
@@ -51,7 +54,9 @@ def make_base(
         start = time.monotonic()
         model, vocabulary = train_base(recipe, seed, on_progress)
         vocabulary.save(made)
-        torch.save(model.state_dict(), made / "weights.pt")
+        config = Config(**{name: getattr(recipe, name) for name in SIZES}, seq_len=recipe.max_length)
+        state = {"model": model.state_dict(), "config": flat(config), "model_config": asdict(model.config)}
+        Checkpoints(made / "checkpoints").save(recipe.pretrain_steps + recipe.sft_steps, state)
         (made / "base.json").write_text(json.dumps(json.loads(stated) | {"seconds": time.monotonic() - start}, indent=1) + "\n")
         try:
             os.rename(made, place)
@@ -68,9 +73,7 @@ def load_base(path: str | Path) -> tuple[Model, Vocabulary, BaseRecipe]:
     stated = json.loads((Path(path) / "base.json").read_text())["recipe"]
     ways = Demonstrations(**stated.pop("demonstrations"))
     recipe = BaseRecipe(**{k: tuple(v) if isinstance(v, list) else v for k, v in stated.items()}, demonstrations=ways)
-    model = Model(recipe.model, seed=None)
-    model.load_state_dict(torch.load(Path(path) / "weights.pt", weights_only=True))
-    return model, load_vocabulary(path), recipe
+    return read_model(find_base(path)), load_vocabulary(path), recipe
 
 
 def tasks(recipe: BaseRecipe, first: int, count: int, split: str = "train") -> Iterable[Task]:

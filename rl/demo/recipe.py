@@ -1,6 +1,6 @@
 """Every number of the demo: the tiny model, its tasks, the demonstrations it starts from, and the reinforcement learning."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from training.model import ModelConfig
 
@@ -84,3 +84,9 @@ class RLRecipe:
     effort: float = 0.0  # weight of the length penalty
     heldout_tasks: int = 200
     samples: int = 8  # rollouts of each held-out task: mean, and best of so many
+
+    @property
+    def run_config(self) -> dict:
+        """As fields of `rl.config.RunConfig`."""
+        own = {name: value for name, value in asdict(self).items() if name not in ("effort", "samples")}
+        return own | {"run_dir": "runs/rl-demo", "effort_weight": self.effort, "heldout_samples": self.samples}

@@ -258,6 +258,10 @@ class SandboxBackend(ABC):
     def sandboxes(self) -> list[Sandbox]:
         """Those alive."""
 
+    def alive(self) -> bool:
+        """Whether its node is there; what made sandboxes before may make none any more."""
+        return True
+
     def durable(self, snapshot: Snapshot, timeout_s: float) -> str:
         raise Unsupported(f"{self.name} has no snapshots")
 

@@ -162,9 +162,17 @@ def place(directory: Path, kind: str, result: Result, suffix: str) -> Path:
 
 
 def attempt(
-    entry: Entry, number: int, model: Model, sandboxes: Sandboxes, tools: ToolSet, settings: Settings, judge: Judge | None
+    entry: Entry,
+    number: int,
+    model: Model,
+    sandboxes: Sandboxes,
+    tools: ToolSet,
+    settings: Settings,
+    judge: Judge | None,
+    *,
+    on_end: Callable[[], None] = lambda: None,
 ) -> tuple[Result, Trajectory, str]:
-    """One attempt, graded. Raises SandboxError where the machinery failed."""
+    """One attempt, graded. on_end: called when the work is over. Raises SandboxError where the machinery failed."""
     task = entry.task
     limits = replace(settings.limits, seconds=min(settings.limits.seconds, task.agent_timeout_sec))
     turn = iter(range(1, limits.turns + 2))
@@ -175,6 +183,7 @@ def attempt(
             model, session, tools, task.instruction, limits, inbox=lambda: [entry.said[n] for n in [next(turn)] if n in entry.said]
         )
         seconds = time.monotonic() - start
+        on_end()
         answer = session.answer or (trajectory.replies[-1].text if trajectory.replies else "")
         try:
             patch, lost = sandboxes.changes(task, sandbox), ""

@@ -190,6 +190,9 @@ class Namespaces(SandboxBackend):
             self.close()
             raise CannotIsolate(self.name, refused)
 
+    def alive(self):
+        return self.node.alive()
+
     def create(self, spec):
         stack = self._stack_of(spec.image)
         with self._lock:

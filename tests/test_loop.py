@@ -1,0 +1,147 @@
+"""The asynchronous loop, in one process and with Ray: it learns, keeps its bound, loses nothing, and goes on after any death."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from rl.actors import connect
+from rl.learning import LearnerActor
+from rl.rollout import Rollout, read_batch
+from tests.rl_cases import counted, make_base, make_loop
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    ray = pytest.importorskip("ray", reason="Ray is an extra")
+    connect()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+def weights_of(run_dir, base, step):
+    """What a fresh learner of the run has."""
+    actor = LearnerActor(str(base), str(run_dir), str(run_dir / "weights"), step=step, lr=3e-3)
+    state = {name: p.detach().clone() for name, p in actor.learner.model.named_parameters()}
+    actor.close()
+    return state
+
+
+def test_a_run_learns_and_keeps_its_bound(monkeypatch, tmp_path, base):
+    seen = []
+    with make_loop(monkeypatch, tmp_path / "run", base, steps=25, max_staleness=2, lr=1e-2, on_step=seen.append) as loop:
+        assert loop.run()
+        assert loop.reconciler.counts["done"] == 25 * 8
+        assert not loop.reconciler.groups
+    assert [values["step"] for values in seen] == list(range(1, 26))
+    assert max(values["staleness"] for values in seen) <= 2
+    first, last = (sum(v["solved"] for v in part) / 5 for part in (seen[:5], seen[-5:]))
+    assert last > first + 0.1
+    assert max(v["largest_log_ratio"] for v in seen[:1]) < 1e-4  # the first step trains what its own weights sampled
+
+
+def test_every_trained_token_is_in_the_files_of_its_batch(monkeypatch, tmp_path, base):
+    with make_loop(monkeypatch, tmp_path, base, steps=4) as loop:
+        assert loop.run()
+    files = [name for i in range(4) for group in json.loads((tmp_path / f"batches/{i:08d}.json").read_text()) for name in group]
+    assert len(files) == len(set(files)) == 32
+    for step in range(4):
+        for group in read_batch(tmp_path, step):
+            assert all(segment.oldest >= step - 2 for sample in group for segment in sample.segments)
+    rollout = Rollout.load(tmp_path / files[0])
+    assert rollout.solved == rollout.train_sample.reward
+    assert rollout.where["group"] == 0
+
+
+def test_synchronous_runs_are_the_same_bits_also_across_a_restart(monkeypatch, tmp_path, base):
+    for name, cuts in (("whole", (6,)), ("cut", (2, 3, 6))):
+        for steps in cuts:
+            with make_loop(
+                monkeypatch, tmp_path / name, base, steps=steps, max_staleness=0, deterministic=True, save_every=2
+            ) as loop:
+                assert loop.run()
+                assert loop.reconciler.step == steps
+    whole, cut = (weights_of(tmp_path / name, base, 6) for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_dead_actors_are_replaced_and_the_weights_are_those_of_a_quiet_run(monkeypatch, tmp_path, base, ray_cluster):
+    options = dict(steps=6, max_staleness=0, deterministic=True, save_every=3)
+    killed = []
+
+    def kill():
+        """The learner in two steps, the sampler in two others: while they work."""
+        step = loop.reconciler.step
+        if step in killed or loop.learner_busy != (step % 2 == 0):
+            return
+        if step < 4:
+            killed.append(step)
+            os.kill(loop.pids["learner" if step % 2 == 0 else "sampler-0"], signal.SIGKILL)
+
+    with make_loop(monkeypatch, tmp_path / "killed", base, place="ray", **options) as loop:
+        assert loop.run(on_tick=kill)
+        assert killed == [0, 1, 2, 3]
+        assert loop.learner_restarts == 2
+        assert loop.clients[0].restarts == 2
+    with make_loop(monkeypatch, tmp_path / "quiet", base, **options) as loop:
+        assert loop.run()
+    killed, quiet = (weights_of(tmp_path / name, base, 6) for name in ("killed", "quiet"))
+    assert all(torch.equal(killed[name], quiet[name]) for name in quiet)
+
+
+def test_failures_of_the_machinery_are_no_rewards(monkeypatch, tmp_path, base):
+    from rl.environments.sandbox import SandboxLost
+
+    calls = []
+
+    def sometimes(task, *args, **kwargs):
+        calls.append(task.name)
+        if len(calls) % 5 == 0:
+            raise SandboxLost("gone")
+        return counted(task, *args, **kwargs)
+
+    seen = []
+    with make_loop(monkeypatch, tmp_path, base, steps=3, carry_out=sometimes, on_step=seen.append) as loop:
+        assert loop.run()
+        assert len(loop.failures) >= 4
+    assert sum(values["samples"] for values in seen) == 24
+    assert all(math.isfinite(values["reward"]) for values in seen)
+
+
+def test_a_fault_of_the_program_ends_the_run_with_its_error(monkeypatch, tmp_path, base):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("a fault")
+
+    with (
+        make_loop(monkeypatch, tmp_path, base, steps=3, carry_out=broken) as loop,
+        pytest.raises(ZeroDivisionError, match="a fault"),
+    ):
+        loop.run()
+
+
+def test_a_directory_of_another_run_is_refused(monkeypatch, tmp_path, base):
+    with make_loop(monkeypatch, tmp_path, base, steps=1) as loop:
+        loop.run()
+    with pytest.raises(ValueError, match="another group_size"):
+        make_loop(monkeypatch, tmp_path, base, steps=1, group_size=8)
+
+
+def test_evaluations(monkeypatch, tmp_path, base):
+    seen = []
+    with make_loop(monkeypatch, tmp_path, base, steps=4, eval_every=2, on_step=seen.append) as loop:
+        before = loop.evaluate("before", loop.heldout, 3)
+        assert loop.run()
+        after = loop.evaluate("after", loop.heldout, 3)
+    assert before["version"] == 0
+    assert after["version"] == 4
+    assert before["best"] >= before["mean"]
+    assert {path.stem for path in (tmp_path / "evaluations").glob("*.json")} == {"before", "after", "step-00000002"}
+    assert [v["step"] for v in seen if "heldout/mean" in v] == [0, 2, 4]
