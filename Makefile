@@ -1,4 +1,4 @@
-# make demo | test | test-deep | bench | bars AREA=core|cpu|gpu|environments|training|rl|evaluation | ablations | lint | build
+# make demo | rl-demo | test | test-deep | bench | bars AREA=core|cpu|gpu|environments|training|rl|evaluation | ablations | lint | build
 #
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 # Its grader is compared with; what the rest of it needs (docker, datasets) is left out.
 SWEBENCH := swebench==5.0.2
 NEEDED := torch triton numpy safetensors pybind11 pytest xdist pytest_benchmark hypothesis tokenizers transformers torchao tqdm matplotlib tensorboard rensa rich
-NEEDED += scipy yaml tomli_w httpx zstandard xxhash fsspec aiohttp prometheus_client cryptography h11
+NEEDED += ray scipy yaml tomli_w httpx zstandard xxhash fsspec aiohttp prometheus_client cryptography h11
 HAS_ALL = import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))
 RECENT = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
@@ -25,7 +25,7 @@ endif
 JOBS ?= 2
 SANITIZED := build/sanitized
 
-.PHONY: build demo test test-deep bench bars ablations lint
+.PHONY: build demo rl-demo test test-deep bench bars ablations lint
 .NOTPARALLEL:
 
 # The compiled core, in place; a second run compiles only what changed.
@@ -35,6 +35,10 @@ build: $(TRAINING)
 # A second `make demo` goes on where an interrupted one stopped, or shows the finished one's table again.
 demo: build
 	$(PYTHON) -m training demo $(if $(wildcard runs/demo/demo.json),--resume)
+
+# Reinforcement learning of a tiny coding agent, in sandboxes. Goes on where an interrupted one stopped.
+rl-demo: $(DEV) build
+	$(PYTHON) -m rl demo $(if $(wildcard runs/rl-demo/config.json),--resume)
 
 test: $(DEV) build build/oci
 	$(PYTHON) -m pytest -n $(JOBS) -m "not slow"
