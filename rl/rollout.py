@@ -25,6 +25,7 @@ from rl.rewards import Effort, Reward, RewardWeights, reward_of
 from rl.sampler import Answer
 from rl.segments import Segment, segments_of
 from rl.tasks.task import Task
+from rl.tasks.verification import Verdict, verify
 from rl.tasks.workspace import Sandboxes
 
 
@@ -102,12 +103,13 @@ def roll_out(
     weights: RewardWeights,
     *,
     on_end: Callable[[], None] = lambda: None,
+    verify: Callable[..., Verdict] = verify,
 ) -> Rollout:
     """Works on a task and has the work verified. on_end: called when the work is over and its verification begins.
 
     Raises SandboxError where the machinery failed.
     """
-    result, trajectory, patch = attempt(Entry(task), 0, model, sandboxes, tools, settings, None, on_end=on_end)
+    result, trajectory, patch = attempt(Entry(task), 0, model, sandboxes, tools, settings, None, on_end=on_end, verify=verify)
     effort = effort_of_answers(model.answers, len(trajectory.calls))
     reward = reward_of(trajectory, result.score, effort, weights, error=result.reason)
     return Rollout(

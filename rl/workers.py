@@ -14,6 +14,7 @@ from rl.harness.schema import ToolSet
 from rl.rewards import RewardWeights
 from rl.rollout import Rollout, roll_out
 from rl.tasks.task import Task
+from rl.tasks.verification import Verdicts
 from rl.tasks.workspace import Sandboxes, open_sandboxes
 
 LONGEST_WAIT_S = 5.0  # between two tries to open a backend
@@ -84,6 +85,7 @@ class Workers:
     ):
         self._next_job, self.environments = next_job, environments
         self._tools, self._settings, self._weights = tools, settings, weights
+        self.verdicts = Verdicts()
         self._closed = threading.Event()
         self.error: BaseException | None = None
         self.busy = 0
@@ -117,7 +119,8 @@ class Workers:
         sandboxes = self.environments.current()
         try:
             model = job.model()
-            rollout = roll_out(job.task(), model, sandboxes, self._tools, self._settings, self._weights, on_end=job.on_end)
+            fixed = self._tools, self._settings, self._weights
+            rollout = roll_out(job.task(), model, sandboxes, *fixed, on_end=job.on_end, verify=self.verdicts)
             error = "" if rollout.solved is not None else f"{rollout.status}: {rollout.reward.error}"
         except SandboxError as raised:
             error = f"{type(raised).__name__}: {raised}"

@@ -1,6 +1,8 @@
 """Verification: fresh sandbox, hidden tests, what a change is worth; and what it is not worth (tests/task_cases.HACKS)."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from rl.environments.sandbox import SandboxError, SandboxLost
 from rl.tasks.check import check
 from rl.tasks.task import Task, TaskError, Verifier
-from rl.tasks.verification import verify
+from rl.tasks.verification import Verdict, Verdicts, verify
 from rl.tasks.workspace import Entry, difference, tree
 from tests.task_cases import BUGGY, FIXED, HACKS, SHOP, SLOW_HACKS, paid, sandboxes  # noqa: F401
 
@@ -144,6 +146,33 @@ def test_a_failure_of_the_machinery_is_no_reward(sandboxes, monkeypatch):  # noq
     with pytest.raises(SandboxError, match="gone"):
         verify(SHOP, FIX, sandboxes)
     assert len(tries) == 2
+
+
+def test_a_change_is_verified_once(monkeypatch):
+    """Also by threads that come at the same time; failures of the machinery are tried again, and nothing grows without end."""
+    done, gate = [], threading.Event()
+
+    def verifying(task, patch, sandboxes, *, answer=""):
+        done.append(patch)
+        gate.wait(5)
+        if patch == "lost" and done.count("lost") == 1:
+            raise SandboxLost("gone")
+        return Verdict(float(patch == "good"), "resolved")
+
+    monkeypatch.setattr("rl.tasks.verification.verify", verifying)
+    verdicts = Verdicts(capacity=3)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(verdicts, SHOP, patch, None) for patch in ("good", "bad", "good", "good")]
+        gate.set()
+        assert [future.result().reward for future in found] == [1.0, 0.0, 1.0, 1.0]
+    assert sorted(done) == ["bad", "good"]
+    assert (verdicts.hits, verdicts.misses) == (2, 2)
+    with pytest.raises(SandboxLost):
+        verdicts(SHOP, "lost", None)
+    assert verdicts(SHOP, "lost", None).reward == 0.0
+    for i in range(10):
+        verdicts(SHOP, f"{i}", None)
+    assert len(verdicts._known) == 3
 
 
 def test_a_task_that_passes_without_a_change_is_not_sound(sandboxes):  # noqa: F811

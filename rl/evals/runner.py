@@ -22,7 +22,7 @@ from rl.harness.schema import ToolSet
 from rl.harness.session import Session
 from rl.harness.trajectory import Trajectory
 from rl.tasks.task import TaskError
-from rl.tasks.verification import verify
+from rl.tasks.verification import Verdict, verify
 from rl.tasks.workspace import Sandboxes, WorkLost, tree
 
 RUN, RESULTS = "run.json", "results.jsonl"
@@ -171,8 +171,10 @@ def attempt(
     judge: Judge | None,
     *,
     on_end: Callable[[], None] = lambda: None,
+    verify: Callable[..., Verdict] = verify,
 ) -> tuple[Result, Trajectory, str]:
-    """One attempt, graded. on_end: called when the work is over. Raises SandboxError where the machinery failed."""
+    """One attempt, graded. on_end: called when the work is over. verify: as rl.tasks.verification's. Raises SandboxError where the
+    machinery failed."""
     task = entry.task
     limits = replace(settings.limits, seconds=min(settings.limits.seconds, task.agent_timeout_sec))
     turn = iter(range(1, limits.turns + 2))

@@ -14,11 +14,14 @@ does wrong (does not apply, hangs, uses up its memory) is a verdict with reward 
 
 import json
 import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rl.environments.sandbox import ExecResult, Sandbox, SandboxLost
+from rl.environments.sandbox import ExecResult, Sandbox, SandboxError, SandboxLost
 from rl.harness.files import apply_patch
 from rl.harness.schema import ToolError
 from rl.harness.session import Session
@@ -59,6 +62,40 @@ def verify(task: Task, patch: str, sandboxes: Sandboxes, *, answer: str = "") ->
         return verify_once(task, patch, sandboxes)
     except SandboxLost:
         return verify_once(task, patch, sandboxes)
+
+
+class Verdicts:
+    """`verify` that remembers: the same change of the same task is verified in a fresh sandbox once, and its verdict is every
+    later one's. For groups of samples, of which many end alike. capacity: verdicts kept.
+    """
+
+    def __init__(self, capacity: int = 4096):
+        self.capacity, self.hits, self.misses = capacity, 0, 0
+        self._lock, self._known = threading.Lock(), OrderedDict()
+
+    def __call__(self, task: Task, patch: str, sandboxes: Sandboxes, *, answer: str = "") -> Verdict:
+        """As `verify`. A call that finds another at work on the same waits for it; a failure of the machinery is not remembered."""
+        key = task.digest, patch, answer if task.verifier.parser == "answer" else ""
+        with self._lock:
+            own = self._known.get(key) is None
+            future = self._known.setdefault(key, Future())
+            self.hits, self.misses = self.hits + (not own), self.misses + own
+            while len(self._known) > self.capacity:
+                self._known.popitem(last=False)
+        if not own:
+            try:
+                return future.result()
+            except SandboxError:
+                return verify(task, patch, sandboxes, answer=answer)
+        try:
+            verdict = verify(task, patch, sandboxes, answer=answer)
+        except BaseException as error:
+            with self._lock:
+                self._known.pop(key, None)
+            future.set_exception(error)
+            raise
+        future.set_result(verdict)
+        return verdict
 
 
 def verify_once(task: Task, patch: str, sandboxes: Sandboxes) -> Verdict:
