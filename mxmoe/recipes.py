@@ -28,12 +28,17 @@ class Recipe:
 class SwiGLU:
     """act(g, u) = g * sigmoid(alpha * g) * (u + offset), with g <= limit and |u| <= limit where a limit is given.
 
-    The defaults are SiLU(g) * u (Llama, DeepSeek, Qwen); gpt-oss is SwiGLU(alpha=1.702, limit=7.0, offset=1.0).
+    The defaults are SiLU(g) * u (Llama, DeepSeek, Qwen); gpt-oss is SwiGLU(alpha=1.702, limit=7.0, offset=1.0). ValueError for a
+    limit that is not positive.
     """
 
     alpha: float = 1.0
     limit: float | None = None
     offset: float = 0.0
+
+    def __post_init__(self):
+        if self.limit is not None and not self.limit > 0:
+            raise ValueError(f"limit must be positive, or None for no clamp, got {self.limit}")
 
 
 RECIPES = {

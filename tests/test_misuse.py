@@ -7,7 +7,7 @@ import mxmoe
 from mxmoe import MoE, Routing, SwiGLU, moe_experts, moe_layer, ops, prepare_experts, quantize
 from tests.layer_cases import random_layer
 
-BACKENDS = ["reference", "host"]
+BACKENDS = ["reference", "host", "interpreter"]
 
 
 def offs(*ends):

@@ -6,7 +6,7 @@ import torch
 import mxmoe
 from mxmoe import MXTensor, ops, quantize
 
-BACKENDS = ["reference", "host"]
+BACKENDS = ["reference", "host", "interpreter"]
 
 
 def rows(m=8, c=32, dtype=torch.float32):
@@ -168,3 +168,9 @@ def test_strided_offsets_are_read_as_they_are():
     for a, b in zip(quantize(x, "mxfp8", "both", offs=strided), quantize(x, "mxfp8", "both", offs=plain), strict=True):
         assert torch.equal(a.dequantize(), b.dequantize())
         assert torch.equal(mxmoe.swizzle_scales(a).scales.view(torch.uint8), mxmoe.swizzle_scales(b).scales.view(torch.uint8))
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
+def test_limit_of_swiglu(limit):
+    with pytest.raises(ValueError, match=f"limit must be positive, or None for no clamp, got {limit}"):
+        mxmoe.SwiGLU(limit=limit)

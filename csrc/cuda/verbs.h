@@ -35,8 +35,8 @@ template <class L>
 void run_swizzle_scales(L& l, const Tensor& plain, const Tensor& blocked, const Tensor& offs, bool column,
                         int64_t block, bool inverse);
 
-// a (M, contraction) and b (experts * outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
-// "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts * contraction, outputs), not NVFP4. arrived: none, or
+// a (M, contraction) and b (experts, outputs, contraction) as bytes or halves, scales blocked; formats "mxfp8",
+// "mxfp8_e5m2", "nvfp4", "bf16", "fp16". b_columns: b is (experts, contraction, outputs), not NVFP4. arrived: none, or
 // flags of minibatches of a's rows that dispatch brings meanwhile, BF16 and FP16 only.
 template <class L>
 void run_grouped_mm_sm100(L& l, const Tensor& a, const Tensor& a_scales, const Tensor& a_global,

@@ -103,7 +103,7 @@ TESTS = {
     "torch.compile(fullgraph=True) over fakes, no value read on the host": ("tests/test_cuda.py",),
     "cases that name GPUs or the interpreter": (
         "tests/test_quantize_reference.py", "tests/test_route.py", "tests/test_grouped_mm.py", "tests/test_layer.py",
-        "tests/test_build.py", "tests/test_ladder.py",
+        "tests/test_build.py", "tests/test_ladder.py", "tests/test_ops_errors.py", "tests/test_interpreter_edges.py",
         "-m", "not slow", "-k", "b03 or g07 or g13 or l19 or q05 or q33 or r11",
     ),
 }  # fmt: skip

@@ -62,10 +62,11 @@ struct UnitDecoder<E> {
   void set_scales(Scales& s, const uint8_t* scales, int64_t blocks) const {
     const auto& t = TurnedLines<E>::kTables;
     const __m512i bytes = _mm512_maskz_loadu_epi8(first_bytes<__mmask64>(blocks), scales);
+    static_assert(kMost == 32 || kMost == 64);
     const auto put = [](uint16_t* to, __m512i x, int shift) {
-      for (int i = 0; i < kMost / 32; ++i)
-        _mm512_store_si512(to + 32 * i,
-                           _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(x, i)), shift));
+      _mm512_store_si512(to, _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(x)), shift));
+      if constexpr (kMost == 64)
+        _mm512_store_si512(to + 32, _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(x, 1)), shift));
     };
     if constexpr (E == Element::kNvE2M1) {
       const auto look_up = [&](const uint8_t* table) {

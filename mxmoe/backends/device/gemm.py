@@ -15,6 +15,8 @@ STEP = {1: 128, 2: 64}  # contraction of the kernel's slots, by bytes of an elem
 
 def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
     """The verb. arrived: flags of minibatches of a's rows, in 16 bits, that dispatch brings meanwhile."""
+    if out_MO.numel() == 0:
+        return
     bias = None if bias_EO is None else bias_EO.float().contiguous()
     if a[3] == b[3] == "fp32":
         with dense(out_MO) as out:
@@ -25,7 +27,7 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
     num_rows, num_experts, outputs = out_MO.shape[0], offs_E.shape[0], out_MO.shape[1]
     a_values = for_tma(as_bytes(a))
     b_columns = b[3] != "nvfp4" and b[0].stride(1) == 1 and b[0].shape[2] % STEP[b[0].element_size()] == 0
-    b_values = for_tma(as_bytes(b).mT if b_columns else as_bytes(b)).flatten(0, 1)
+    b_values = for_tma(as_bytes(b).mT if b_columns else as_bytes(b))
     a_scales = b_scales = None
     if a[1] is not None:
         starts, rows = layout.padded_starts(offs_E), torch.arange(num_rows, dtype=torch.int32, device=offs_E.device)
@@ -45,6 +47,8 @@ def grouped_mm(on, a, b, offs_E, bias_EO, out_MO, arrived=None, minibatch=0):
 
 
 def grouped_mm_wgrad(on, a, b, offs_E, padded: bool, accumulate: bool, out_EOC):
+    if out_EOC.numel() == 0:
+        return
     if a[3] == b[3] == "fp32":
         with dense(out_EOC) as out:
             on.launch("grouped_mm_wgrad_fp32", a[0], b[0], offs_E.contiguous(), accumulate, out)

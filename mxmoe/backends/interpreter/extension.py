@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from mxmoe.backends.device import Launcher
+from mxmoe.checks import check_choice
 
 try:
     import mxmoe._interp as _interp
@@ -30,6 +31,12 @@ class Run:
     mutant: str = ""  # and how: "skip", "parity", ... (csrc/interpreter/machine.h)
     program: object = None  # `_interp.Program`: kernels are added to it and run when it does
     sites: list[tuple[str, str, int, list[str]]] = field(default_factory=list)  # label, instruction, calls, kinds of mutants
+
+    def __post_init__(self):
+        check_choice("arch", self.arch, ("sm_90", "sm_100"))
+        for name, least, end in (("seed", 0, 2**64), ("num_sms", 1, 2**31)):
+            if not least <= (value := getattr(self, name)) < end:
+                raise ValueError(f"{name} must be at least {least} and below {end}, got {value}")
 
 
 _run = ContextVar("mxmoe_interpreter_run", default=None)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mxmoe.backends.device.gemm import grouped_mm
+from mxmoe.backends.device.gemm import MX8, grouped_mm
 from mxmoe.backends.interpreter import extension
 from mxmoe.backends.interpreter.extension import LAUNCHER, launch, running
+from mxmoe.checks import FLOATS, check_choice, check_shape, check_tensor
 from mxmoe.formats import MXTensor
 from mxmoe.routing import Routing
 
@@ -59,7 +60,11 @@ class Exchange:
 
     @classmethod
     def of(cls, routings: list[Routing]) -> "Exchange":
-        """ValueError for more than MAX_RANKS ranks, more than MAX_EXPERTS experts, or experts that the ranks cannot share out."""
+        """ValueError for routings over different experts or top-k, none or more than MAX_RANKS of them, more than MAX_EXPERTS
+        experts, or experts that the ranks cannot share out."""
+        kinds = [(r.num_experts, r.ids.shape[1]) for r in routings]
+        if len(set(kinds)) != 1:
+            raise ValueError(f"routings must be of one number of experts and one top-k, got {kinds}")
         ranks, experts = len(routings), routings[0].num_experts
         if ranks > MAX_RANKS or experts > MAX_EXPERTS or experts % ranks:
             raise ValueError(
@@ -125,11 +130,16 @@ class Exchange:
 
 def dispatch(xs: list[Tensor] | list[MXTensor], routings: list[Routing]) -> tuple[list, Exchange]:
     """(the rows of each rank's experts, the Exchange that `combine` takes). xs: each rank's tokens, (T, D), or their MXFP8 row
-    copies, which come as pairs (values, scales), uint8. Rows past offs[-1] are not written."""
+    copies, which come as pairs (values, scales), uint8. Rows past offs[-1] are not written. Raises TypeError, ValueError."""
     exchange, program = Exchange.of(routings), Program()
-    quantized = isinstance(xs[0], MXTensor)
+    quantized = any(isinstance(x, MXTensor) for x in xs)
+    for x in xs if quantized else ():
+        kind = (x.format, x.axis, x.scale_layout) if isinstance(x, MXTensor) else type(x).__name__
+        if kind not in ((format, "row", "plain") for format in MX8):
+            raise ValueError(f"xs must all be MXFP8 row copies with plain scales, got {kind}")
     rows = [x.values.view(torch.uint8) if quantized else x for x in xs]
     scales = [x.scales.view(torch.uint8) for x in xs] if quantized else []
+    _check_ranks("xs", rows, [len(r.ids) for r in routings], (torch.uint8,) if quantized else FLOATS)
 
     def outputs(like):
         return [_poisoned((exchange.capacity, t.shape[1]), t.dtype) for t in like]
@@ -141,13 +151,29 @@ def dispatch(xs: list[Tensor] | list[MXTensor], routings: list[Routing]) -> tupl
 
 
 def combine(rows: list[Tensor], exchange: Exchange, weights: list[Tensor | None], out_dtype: torch.dtype) -> list[Tensor]:
-    """Each rank's y (T, D), summed as `unpermute` sums; rows (capacity, D): the experts' outputs, BF16 or FP32."""
+    """Each rank's y (T, D), summed as `unpermute` sums; rows (capacity, D): the experts' outputs, BF16 or FP32. Raises TypeError,
+    ValueError."""
+    _check_ranks("rows", rows, [exchange.capacity] * len(exchange.routings), (torch.bfloat16, torch.float32))
+    for w, r in zip(weights, exchange.routings, strict=True):
+        if w is not None:
+            check_tensor("weights", w, 2, (torch.float32,))
+            check_shape("weights", w, r.ids.shape)
+    check_choice("out_dtype", out_dtype, FLOATS)
     program, width = Program(), rows[0].shape[1]
     landing = [_poisoned((r.ids.numel(), width), rows[0].dtype) for r in exchange.routings]
     out = [_poisoned((r.ids.shape[0], width), out_dtype) for r in exchange.routings]
     exchange.add_combine(program, [-1] * len(rows), rows, landing, weights, out, overlapped=False)
     program.run()
     return out
+
+
+def _check_ranks(name: str, parts: list[Tensor], num_rows: list[int], dtypes: tuple[torch.dtype, ...]):
+    """One matrix of each rank, with so many rows, all of one width and one dtype."""
+    if len(parts) != len(num_rows):
+        raise ValueError(f"{name} must have one matrix for each of the {len(num_rows)} ranks, got {len(parts)}")
+    for rank, (part, count) in enumerate(zip(parts, num_rows, strict=True)):
+        check_tensor(f"{name}[{rank}]", part, 2, dtypes if rank == 0 else (parts[0].dtype,))
+        check_shape(f"{name}[{rank}]", part, (count, parts[0].shape[1]))
 
 
 def _poisoned(shape, dtype: torch.dtype) -> Tensor:
