@@ -21,7 +21,7 @@ from training.__main__ import main
 from training.checkpoint import Checkpoints
 from training.config import PRESETS, Config, field_help
 from training.metrics import Metrics, read_metrics
-from training.optimizer import guarded_step, learning_rate, make_optimizer
+from training.optimizer import Muon, guarded_step, learning_rate, make_optimizer, orthogonalized
 from training.report import smooth, table
 from training.step import forward_backward, max_violation
 from training.train import IGNORE, Trainer
@@ -193,6 +193,33 @@ def test_gradient_is_clipped_and_the_norm_is_the_one_before():
     assert (float(norm), stepped) == (50.0, True)
     torch.testing.assert_close(model.logits.detach(), torch.tensor([[3.0 - 0.6, 4.0 - 0.8]]))
     assert model.logits.grad is None
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (3, 16, 24)])
+def test_muon_is_torchs_on_matrices_and_takes_stacks_of_them(shape):
+    generator = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(shape, generator=generator))
+    theirs = [nn.Parameter(m.clone()) for m in p.detach().reshape(-1, *shape[-2:])]
+    ours = Muon([p], lr=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        p.grad = torch.randn(shape, generator=generator)
+        for q, gradient in zip(theirs, p.grad.reshape(-1, *shape[-2:]), strict=True):
+            q.grad = gradient
+        ours.step()
+        reference.step()
+    torch.testing.assert_close(
+        p.detach(), torch.stack(list(theirs)).detach().view(shape), atol=0.02, rtol=0
+    )  # its iteration is BF16
+    singular = torch.linalg.svdvals(orthogonalized(p.grad))
+    assert 0.3 < float(singular.min()) <= float(singular.max()) < 1.3
+
+
+def test_muon_takes_no_vectors():
+    p = nn.Parameter(torch.zeros(3))
+    p.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"matrices and stacks of them, got a parameter of shape \(3,\)"):
+        Muon([p]).step()
 
 
 def test_norms_do_not_decay(config):

@@ -1,4 +1,4 @@
-"""AdamW, the schedules of its learning rate, and a step that one bad gradient cannot spoil.
+"""AdamW and Muon, the schedules of their learning rate, and a step that one bad gradient cannot spoil.
 
 Parameters are FP32: they are their own master weights. What computes in BF16 or lower rounds a copy of them at each use.
 """
@@ -44,6 +44,42 @@ def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
         {"params": [(name, p) for name, p in named if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, betas=BETAS, fused=True)
+
+
+class Muon(torch.optim.Optimizer):
+    """SGD with momentum whose step is made nearly orthogonal, for matrices and stacks of them (experts: one by one); Keller Jordan
+    et al., https://kellerjordan.github.io/posts/muon. Scaled to AdamW's usual step size (arXiv 2502.16982), without decay.
+
+    torch.optim.Muon takes plain matrices only.
+    """
+
+    def __init__(self, params, lr: float = 0.0, momentum: float = 0.95):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.dim() < 2:
+                    raise ValueError(f"Muon takes matrices and stacks of them, got a parameter of shape {tuple(p.shape)}")
+                momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                momentum.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonalized(p.grad.lerp(momentum, group["momentum"]))  # Nesterov's
+                p.add_(update, alpha=-0.2 * group["lr"] * max(p.shape[-2:]) ** 0.5)
+
+
+def orthogonalized(x: Tensor, steps: int = 5) -> Tensor:
+    """(..., m, n) with all singular values near 1 (0.7 to 1.2): Newton-Schulz iteration with a quintic."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
 
 
 def named_gradients(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

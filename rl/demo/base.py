@@ -29,8 +29,8 @@ from training.checkpoint import Checkpoints
 from training.config import SIZES, Config, flat
 from training.data import IGNORE
 from training.data.tokenizer import OWN, Vocabulary, load_vocabulary, train_tokenizer
-from training.model import Model
-from training.optimizer import guarded_step, learning_rate, make_optimizer
+from training.model import Model, parameter_roles
+from training.optimizer import BETAS, Muon, guarded_step, learning_rate
 from training.step import forward_backward
 
 Document = tuple[list[int], list[bool]]  # token ids, and which are learned from
@@ -90,7 +90,7 @@ def train_base(recipe: BaseRecipe, seed: int, on_progress: Progress) -> tuple[Mo
     modules = [finished(task) for task in tasks(recipe, first, recipe.num_modules)]
     vocabulary = vocabulary_of(recipe, modules, talks)
     model = Model(recipe.model, seed=seed)
-    optimizer = make_optimizer(model, recipe.weight_decay)
+    optimizers = optimizers_of(model, recipe)
     plain = [[vocabulary.bos, *ids, vocabulary.eos] for ids in vocabulary.encode_batch(modules)]
     dialect = TerseDialect(vocabulary)
     phases = {
@@ -103,13 +103,22 @@ def train_base(recipe: BaseRecipe, seed: int, on_progress: Progress) -> tuple[Mo
         for _ in range(count):
             ids, targets = next(source)
             loss, loads = forward_backward(model, [(ids, targets)])
-            lr = learning_rate(done, recipe.lr, recipe.warmup_steps, steps, "linear")
-            guarded_step(optimizer, lr, recipe.clip_norm)
+            for optimizer, lr in optimizers:
+                guarded_step(optimizer, learning_rate(done, lr, recipe.warmup_steps, steps, "linear"), recipe.clip_norm)
             for layer, load in zip(model.moe_layers, loads, strict=True):
                 mxmoe.update_selection_bias_(layer.selection_bias, load, recipe.bias_speed)
             done += 1
             on_progress(name, done, steps, loss)
     return model, vocabulary
+
+
+def optimizers_of(model: Model, recipe: BaseRecipe) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices inside the layers, AdamW for the rest, with their peak learning rates."""
+    roles = parameter_roles(model)
+    inside = {name for name, p in model.named_parameters() if p.dim() > 1 and roles[name] not in ("embedding", "head", "router")}
+    matrices = [p for name, p in model.named_parameters() if name in inside]
+    rest = [p for name, p in model.named_parameters() if name not in inside]
+    return [(Muon(matrices), recipe.muon_lr), (torch.optim.AdamW(rest, betas=BETAS, weight_decay=0.0), recipe.lr)]
 
 
 def vocabulary_of(recipe: BaseRecipe, modules: list[str], talks: list[list[dict]]) -> Vocabulary:

@@ -75,18 +75,18 @@ class _Run:
                 place = self.r.choice([i for i in range(len(there)) if i != place])
                 new = [there[place]]
             at = self.r.randrange(len(new))
-            new = [*new[:at], mistaken(new[at], self.r), *new[at + 1 :]]
+            new[at] = mistaken(new[at], self.r, never=there[place] if len(new) == 1 else "")
         self.call("edit_line", path=self.file, line=place + 3, text="\n".join(new))
 
 
-def mistaken(line: str, r: random.Random) -> str:
-    """A line of code that looks like this one and is another."""
+def mistaken(line: str, r: random.Random, never: str = "") -> str:
+    """A line of code that looks like this one and is another, nor `never`."""
     ways = [line.replace(a, b, 1) for a, b in SWAPS if a in line]
     if digits := list(re.finditer(r"(?<!% )(?<!== )\b\d\b", line)):
         at = r.choice(digits)
         ways.append(line[: at.start()] + str(int(at[0]) + r.choice((-1, 1))) + line[at.end() :])
-    ways = [way for way in ways if way != line] or ["return x" if line.startswith("return") else "x = x"]
-    return r.choice(ways)
+    ways = [way for way in ways if way not in (line, never)] or [line[: line.index("x")] + "x", line + ".copy()"]
+    return r.choice([way for way in ways if way not in (line, never)])
 
 
 TOOLS: ToolSet = tool_set(list(TERSE.values()))

@@ -9,8 +9,8 @@ from training.model import ModelConfig
 class Demonstrations:
     """How the scripted expert behaves: it leaves room that reinforcement learning can find."""
 
-    careless: float = 0.7  # share that edits once and finishes without a test
-    careless_mistakes: float = 0.5  # of these, share whose edit is wrong
+    careless: float = 0.75  # share that edits once and finishes without a test
+    careless_mistakes: float = 0.6  # of these, share whose edit is wrong
     mistakes: float = 0.5  # of the careful ones' edits, share that is wrong; a test follows each
     attempts: int = 4  # edits of a careful one at most
     gives_up: float = 0.1  # share of failed tests after which a careful one finishes
@@ -29,17 +29,17 @@ class BaseRecipe:
     expert_dim: int = 96
     kv_lora_rank: int = 64
     recipe: str = "fp32"  # of the experts' products, see mxmoe.recipes
-    difficulties: tuple[int, ...] = (1, 2, 3)  # steps of a task's function
+    difficulties: tuple[int, ...] = (1, 2, 3, 4)  # steps of a task's function
     kinds: tuple[str, ...] = ("write", "fix", "extend")
     demonstrations: Demonstrations = Demonstrations()
     num_modules: int = 8000  # functions as plain text, what pretraining reads
     num_demonstrations: int = 16000
-    pretrain_steps: int = 250
-    sft_steps: int = 750
+    pretrain_steps: int = 150
+    sft_steps: int = 550
     batch_tokens: int = 4096  # of a step, about
-    lr: float = 3e-3  # peak
+    lr: float = 5e-3  # peak, of embedding, head, routers and norms
+    muon_lr: float = 1e-2  # peak, of the matrices inside the layers
     warmup_steps: int = 30
-    weight_decay: float = 0.01
     clip_norm: float = 1.0
     bias_speed: float = 2e-3  # step of the routers' selection bias towards balanced experts
     max_length: int = 512  # tokens of a conversation
