@@ -58,7 +58,6 @@ class LearnerActor:
         self._receipts: list = []
         if self.publisher.version is None or self.publisher.version < step:
             self._publish()
-        self.wait_s = 0.0  # of the last step, for the publisher's copy
 
     def pid(self) -> int:
         return os.getpid()
@@ -71,8 +70,8 @@ class LearnerActor:
         report = self.learner.step(batch)
         trained = time.monotonic()
         self._publish()
-        now = time.monotonic()
-        return report, {"read_s": read - start, "train_s": trained - read, "publish_s": now - trained}
+        times = {"read_s": read - start, "train_s": trained - read, "publish_s": time.monotonic() - trained}
+        return report, times | self._written()
 
     def recorded(self, step: int) -> None:
         """The step is durable in the run's state: a checkpoint may hold it now."""
@@ -85,15 +84,28 @@ class LearnerActor:
         state = {"model": learner.model.state_dict(), "moments": moments(learner.optimizer), "version": learner.version}
         self.checkpoints.save(learner.version, state, background=not wait)
 
-    def receipts(self) -> list[Receipt]:
-        """Of versions that have been written since this was asked last. Raises what the store raised."""
-        done = [future for future in self._receipts if future.done()]
-        self._receipts = [future for future in self._receipts if not future.done()]
-        return [future.result() for future in done]
+    def republish(self) -> None:
+        """Where the store did not take the newest version (it was away, or full): once more."""
+        if not any(not future.done() for future in self._receipts) and (self.publisher.version or 0) < self.learner.version:
+            self._publish()
 
     def close(self) -> None:
         self.publisher.close()
         self.checkpoints.wait()
+
+    def _written(self) -> dict[str, float]:
+        """What was written since this was asked last, and how often the store refused."""
+        done = [future for future in self._receipts if future.done()]
+        self._receipts = [future for future in self._receipts if not future.done()]
+        failed = [error for future in done if (error := future.exception()) is not None]
+        if unexpected := [error for error in failed if not isinstance(error, OSError)]:
+            raise unexpected[0]
+        receipts: list[Receipt] = [future.result() for future in done if future.exception() is None]
+        return {
+            "sync_bytes": sum(receipt.bytes for receipt in receipts),
+            "sync_changes": sum(receipt.changes for receipt in receipts),
+            "sync_failures": len(failed),
+        }
 
     def _publish(self) -> None:
         state = {name: p.data for name, p in self.learner.model.named_parameters()}

@@ -40,6 +40,7 @@ from rl.workers import Environments, Job, Workers
 
 STATE = "state.json"
 TICK_S = 0.01
+LATE_S = 2.0  # for samplers to have a new version
 SAVE_S = 1.0  # between two states saved without a step
 SPACING = 1 << 16  # replies of a sample that have draws of their own
 TASKS_KEPT = 256
@@ -78,7 +79,7 @@ class Loop:
         self._batch: list[Group] = []
         self._stepping: Future | None = None
         self._recording: list[Future] = []
-        self._started = self._saved = self._stepped = time.monotonic()
+        self._started = self._saved = self._stepped = self._asked = time.monotonic()
         self._before = self.seconds
         self._learner_idle_since: float | None = time.monotonic()
         self._waited_s = 0.0
@@ -272,8 +273,16 @@ class Loop:
                 self._begin_step()
         if self._stepping is not None and self._stepping.done():
             self._end_step()
+        if self._stepping is None and min(self.versions) < self.reconciler.step and self._is_late():
+            self.learner.call("republish")
         if time.monotonic() - self._saved > SAVE_S:
             self._save()
+
+    def _is_late(self) -> bool:
+        """Whether samplers have been behind for a while: at most once in LATE_S."""
+        late = time.monotonic() - max(self._stepped, self._asked) > LATE_S
+        self._asked = time.monotonic() if late else self._asked
+        return late
 
     @property
     def versions(self) -> list[int]:

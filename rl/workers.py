@@ -122,7 +122,9 @@ class Workers:
             fixed = self._tools, self._settings, self._weights
             rollout = roll_out(job.task(), model, sandboxes, *fixed, on_end=job.on_end, verify=self.verdicts)
             error = "" if rollout.solved is not None else f"{rollout.status}: {rollout.reward.error}"
-        except SandboxError as raised:
+        except (SandboxError, OSError) as raised:
+            if isinstance(raised, OSError) and sandboxes.backend.alive():
+                raise
             error = f"{type(raised).__name__}: {raised}"
         if self._closed.is_set():
             return

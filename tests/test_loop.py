@@ -11,6 +11,7 @@ import torch
 from rl.actors import connect
 from rl.learning import LearnerActor
 from rl.rollout import Rollout, read_batch
+from rl.weights import Store
 from tests.rl_cases import counted, make_base, make_loop
 
 
@@ -95,6 +96,27 @@ def test_dead_actors_are_replaced_and_the_weights_are_those_of_a_quiet_run(monke
         assert loop.run()
     killed, quiet = (weights_of(tmp_path / name, base, 6) for name in ("killed", "quiet"))
     assert all(torch.equal(killed[name], quiet[name]) for name in quiet)
+
+
+def test_an_outage_of_the_store_is_waited_out(monkeypatch, tmp_path, base):
+    seen, refused = [], []
+
+    def write(self, name, data):
+        if loop.reconciler.step in (2, 3) and len(refused) < 6:
+            refused.append(name)
+            raise OSError(28, "No space left on device")
+        return written(self, name, data)
+
+    written = Store.write
+    with make_loop(monkeypatch, tmp_path, base, steps=5, on_step=seen.append) as loop:
+        monkeypatch.setattr(Store, "write", write)
+        monkeypatch.setattr("rl.loop.LATE_S", 0.1)
+        assert loop.run()
+        loop.evaluate("after", loop.heldout, 1)  # waits for the last version
+        assert min(loop.versions) == 5
+    assert len(refused) >= 3
+    assert sum(values.get("sync_failures", 0) for values in seen) > 0
+    assert max(values["staleness"] for values in seen if "staleness" in values) <= 2
 
 
 def test_failures_of_the_machinery_are_no_rewards(monkeypatch, tmp_path, base):

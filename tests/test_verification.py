@@ -152,7 +152,7 @@ def test_a_change_is_verified_once(monkeypatch):
     """Also by threads that come at the same time; failures of the machinery are tried again, and nothing grows without end."""
     done, gate = [], threading.Event()
 
-    def verifying(task, patch, sandboxes, *, answer=""):
+    def verifying(task, patch, _, *, answer=""):
         done.append(patch)
         gate.wait(5)
         if patch == "lost" and done.count("lost") == 1:

@@ -236,6 +236,8 @@ class Namespaces(SandboxBackend):
                 return NoCapacity(str(error))
             if error.errno in (errno.EPERM, errno.EACCES):
                 return CannotIsolate(self.name, {promise: str(error) for promise in ("own_uids", "no_network", "syscall_filter")})
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError) and not self.node.alive():
+            return SandboxLost(f"the node {self.node.name} is gone")  # and with it the layers that were looked at
         if isinstance(error, SandboxLost) and self.node.alive():
             return NoCapacity("it ended while it started: too little memory or too few processes for it")
         return error
