@@ -5,7 +5,9 @@ import math
 from dataclasses import dataclass, fields
 
 from rl.actors import Place
+from rl.environments import BACKENDS
 from training.config import field_help
+from training.metrics import TRACKERS
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class RunConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if unknown := {name.strip() for name in self.trackers.split(",")} - {*TRACKERS, ""}:
+            raise ValueError(f"trackers must be of {', '.join(TRACKERS)}, got {', '.join(sorted(unknown))}")
         if self.reply_tokens >= self.capacity:
             raise ValueError(f"reply_tokens must be less than capacity, got {self.reply_tokens} and {self.capacity}")
         if self.temperature <= 0:
@@ -73,6 +77,7 @@ class RunConfig:
 
 CHOICES = {
     "dialect": ("terse", "chat"),
+    "backend": tuple(BACKENDS),
     "place": Place.__args__,
     "correction": ("none", "token_clip", "token_mask", "sequence_mask"),
 }

@@ -309,6 +309,8 @@ class Loop:
         self._waited_s = now - (self._learner_idle_since or now)
         self._batch = batch
         self._files = [[self.reconciler.samples[s].payload for s in g.samples if self._is_training(s)] for g in batch]
+        if not any(self._files):
+            raise RuntimeError(f"no sample of step {self.reconciler.step} could be carried out: {self.failures[-1]}")
         self._save()
         write_batch(self.run_dir, self.reconciler.step, self._files)
         self._send()
@@ -318,7 +320,7 @@ class Loop:
 
     def _send(self) -> None:
         self._sent = time.monotonic()
-        self._stepping = self.learner.call("step", [[self._sample(name)[0] for name in group] for group in self._files])
+        self._stepping = self.learner.call("step", [[self._sample(name)[0] for name in group] for group in self._files if group])
 
     def _sample(self, name: str) -> tuple[object, dict]:
         """What is trained on, and what is told of it: of this process's making, or from its file."""

@@ -139,4 +139,4 @@ def write_batch(run_dir: Path, step: int, groups: Sequence[Sequence[str]]) -> No
 def read_batch(run_dir: Path, step: int) -> list[list[TrainSample]]:
     """The samples of a step. Raises FileNotFoundError or ValueError where they are not there."""
     groups = json.loads((run_dir / "batches" / f"{step:08d}.json").read_text())
-    return [[Rollout.load(run_dir / name).train_sample for name in group] for group in groups]
+    return [[Rollout.load(run_dir / name).train_sample for name in group] for group in groups if group]

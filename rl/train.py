@@ -19,7 +19,7 @@ from pathlib import Path
 from rl.config import CHANGEABLE, RunConfig, add_arguments
 from training.rundir import StopRequest
 
-CONFIG = "config.json"
+CONFIG, STATE = "config.json", "state.json"
 CHILD = "MXMOE_RL_RUN"  # set in the process that runs
 MAX_RESTARTS = 50
 
@@ -44,7 +44,7 @@ def command(name: str, about: str, argv: Sequence[str], defaults: dict) -> int:
             return 0
         prepare(config, resume, overwrite)
         return run(config) if config.place == "inline" or os.environ.get(CHILD) else supervise(config)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
 
@@ -67,11 +67,11 @@ def prepare(config: RunConfig, resume: bool, overwrite: bool) -> None:
     """Makes the directory and writes the configuration, so that the run can be gone on with from its first moment."""
     directory = Path(config.run_dir)
     if (directory / CONFIG).exists() and not resume:
-        if not overwrite:
+        if (directory / STATE).exists() and not overwrite:
             raise FileExistsError(f"{directory} holds a run: continue it with --resume or replace it with --overwrite")
         for name in ("checkpoints", "weights", "rollouts", "batches", "evaluations", "tensorboard"):
             shutil.rmtree(directory / name, ignore_errors=True)
-        for name in ("state.json", "metrics.jsonl", "loads.jsonl", CONFIG):
+        for name in (STATE, "metrics.jsonl", "loads.jsonl", CONFIG):
             (directory / name).unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n")
