@@ -41,6 +41,7 @@ from rl.workers import Environments, Job, Workers
 STATE = "state.json"
 TICK_S = 0.01
 LATE_S = 2.0  # for samplers to have a new version
+EMPTY_STEPS = 3  # in a row, until the run is given up
 SAVE_S = 1.0  # between two states saved without a step
 SPACING = 1 << 16  # replies of a sample that have draws of their own
 TASKS_KEPT = 256
@@ -82,7 +83,7 @@ class Loop:
         self._started = self._saved = self._stepped = self._asked = time.monotonic()
         self._before = self.seconds
         self._learner_idle_since: float | None = time.monotonic()
-        self._waited_s = 0.0
+        self._waited_s, self._empty = 0.0, 0
         self.learner_restarts = 0
         self.admits = False
         self.failures: deque[str] = deque(maxlen=20)
@@ -309,8 +310,9 @@ class Loop:
         self._waited_s = now - (self._learner_idle_since or now)
         self._batch = batch
         self._files = [[self.reconciler.samples[s].payload for s in g.samples if self._is_training(s)] for g in batch]
-        if not any(self._files):
-            raise RuntimeError(f"no sample of step {self.reconciler.step} could be carried out: {self.failures[-1]}")
+        self._empty = 0 if any(self._files) else self._empty + 1
+        if self._empty == EMPTY_STEPS:
+            raise RuntimeError(f"no sample of {EMPTY_STEPS} steps could be carried out: {self.failures[-1]}")
         self._save()
         write_batch(self.run_dir, self.reconciler.step, self._files)
         self._send()

@@ -163,8 +163,8 @@ def test_groups_that_failed_are_left_out_and_a_step_without_any_sample_is_an_err
         assert loop.run()
         assert loop.reconciler.counts["failed"] in (4, 8)  # of every level that came to its second prompt
     assert sum(values["samples"] for values in seen) == 24 - loop.reconciler.counts["failed"]
-    loop = make_loop(monkeypatch, tmp_path / "all", base, steps=3, carry_out=fails(lambda n: True))
-    with loop, pytest.raises(RuntimeError, match=r"no sample of step 0 .* gone"):
+    loop = make_loop(monkeypatch, tmp_path / "all", base, steps=5, carry_out=fails(lambda n: True))
+    with loop, pytest.raises(RuntimeError, match=r"no sample of 3 steps .* gone"):
         loop.run()
 
 
