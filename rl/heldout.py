@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rl.evals.statistics import spread
 from rl.rollout import Rollout
 from rl.tasks.task import Task
 
@@ -59,8 +60,8 @@ class Evaluation:
         """mean, best: of a task's samples; each with its standard error over tasks. parsed: share of calls that are valid."""
         means = [math.fsum(row) / len(row) for row in self.scores]
         best = [max(row) for row in self.scores]
-        mean, mean_error = mean_and_error(means)
-        top, top_error = mean_and_error(best)
+        mean, mean_error = spread(means)
+        top, top_error = spread(best)
         return {
             "version": self.version,
             "tasks": len(self.tasks),
@@ -82,14 +83,6 @@ class Evaluation:
         os.replace(part, directory / f"{self.name}.json")
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error; 0 for a single value."""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
 def gain(before: dict, after: dict) -> dict[str, tuple[float, float]]:
     """Of two saved evaluations of the same tasks: (difference, its standard error paired by task) of mean and best of a task.
 
@@ -99,5 +92,5 @@ def gain(before: dict, after: dict) -> dict[str, tuple[float, float]]:
         raise ValueError("before and after must be of the same tasks")
     out = {}
     for name, of in (("mean", lambda row: math.fsum(row) / len(row)), ("best", max)):
-        out[name] = mean_and_error([of(after["scores"][task]) - of(row) for task, row in before["scores"].items()])
+        out[name] = spread([of(after["scores"][task]) - of(row) for task, row in before["scores"].items()])
     return out
