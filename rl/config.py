@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from rl.actors import Place
 from rl.environments import BACKENDS
+from rl.objective import Estimator
+from rl.rewards import BEHAVIOURS, RewardWeights
 from training.config import field_help
 from training.metrics import TRACKERS
 
@@ -35,6 +37,7 @@ class RunConfig:
     slots: int = 64  # of a sampler: answers under way and prompts kept
     capacity: int = 640  # tokens of a conversation
     reply_tokens: int = 48  # of a reply, at most
+    context_tokens: int = 0  # a longer conversation is summarized by the model, which goes on from its summary; 0: never
     turns: int = 10  # replies of a sample, at most
     seconds: float = 120.0  # of a sample's work, at most
     temperature: float = 1.0  # of sampling
@@ -47,8 +50,16 @@ class RunConfig:
     deterministic: bool = False  # the model's deterministic mode: the same bytes in any company
     recipe: str = ""  # of the experts' GEMMs in both; empty: the base's
     micro_tokens: int = 8192  # of a micro-batch
-    effort_weight: float = 0.0  # of the length penalty
-    invalid_weight: float = 0.1  # what a run of nothing but invalid calls costs
+    kl_weight: float = 0.0  # of a sample's KL from the base, taken off its reward; 0: no copy of the base is kept
+    kl_estimator: str = "k1"  # of that KL: k1 | k3
+    effort_weight: float = 0.0  # of the length penalty ((1 + k x)^(1-q) - 1) / (k (1-q)) of a run's effort x
+    effort_k: float = 1.0  # its k
+    effort_q: float = 0.5  # its q: 0 is a straight line, 1 a logarithm
+    open_todos_weight: float = 0.0  # what a run that leaves all its to-dos open costs
+    invalid_calls_weight: float = 0.1  # what a run of nothing but invalid calls costs
+    terminal_only_weight: float = 0.0  # what a run with the terminal alone costs
+    thinking_in_comments_weight: float = 0.0  # what a run costs all of whose edits carry a chain of thought as comments
+    needless_questions_weight: float = 0.0  # what a run costs that asks and changes nothing
     eval_every: int = 10  # steps between two evaluations on held-out tasks; 0: none
     eval_tasks: int = 32  # held-out tasks of such an evaluation
     heldout_tasks: int = 200  # held-out tasks of the evaluations before and after; 0: neither
@@ -59,7 +70,7 @@ class RunConfig:
     def __post_init__(self):
         for f in fields(self):
             value = getattr(self, f.name)
-            least = 0 if f.name in ("seed", "max_staleness", "eval_every", "steps", "heldout_tasks") else 1
+            least = 0 if f.name in ("seed", "max_staleness", "eval_every", "steps", "heldout_tasks", "context_tokens") else 1
             if f.type is int and value < least:
                 raise ValueError(f"{f.name} must be at least {least}, got {value}")
             if f.type is float and not (math.isfinite(value) and value >= 0):
@@ -71,8 +82,17 @@ class RunConfig:
             raise ValueError(f"trackers must be of {', '.join(TRACKERS)}, got {', '.join(sorted(unknown))}")
         if self.reply_tokens >= self.capacity:
             raise ValueError(f"reply_tokens must be less than capacity, got {self.reply_tokens} and {self.capacity}")
+        if self.context_tokens >= self.capacity:
+            raise ValueError(f"context_tokens must be less than capacity, got {self.context_tokens} and {self.capacity}")
+        if self.effort_k <= 0:
+            raise ValueError(f"effort_k must be positive, got {self.effort_k}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be positive, got {self.temperature}: samples that are all alike teach nothing")
+
+    @property
+    def reward_weights(self) -> RewardWeights:
+        behaviours = {name: cost for name in BEHAVIOURS if (cost := getattr(self, f"{name}_weight"))}
+        return RewardWeights(self.effort_weight, self.effort_k, self.effort_q, behaviours)
 
 
 CHOICES = {
@@ -80,6 +100,7 @@ CHOICES = {
     "backend": tuple(BACKENDS),
     "place": Place.__args__,
     "correction": ("none", "token_clip", "token_mask", "sequence_mask"),
+    "kl_estimator": Estimator.__args__,
 }
 # What a resumed run may change; everything else is as it was saved.
 CHANGEABLE = ("steps", "place", "address", "samplers", "threads", "workers", "eval_every", "save_every", "trackers", "cache_dir")

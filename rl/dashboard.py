@@ -7,6 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from rl.loop import Loop
 from rl.reconciler import State
@@ -43,6 +44,8 @@ class Dashboard:
             if not self._live:
                 names = ("reward", "solved", "best", "staleness", "samples_per_s", "tokens_per_s", "step_s")
                 self.say(f"step {values['step']:4d}  " + "  ".join(f"{name} {values[name]:.3g}" for name in names))
+                if values["alarms"]:
+                    self.say(f"alarms: {values['alarms']}")
         else:
             self._heldout = values
             if not self._live:
@@ -88,6 +91,8 @@ class Dashboard:
             table.add_row("speed", f"{last['samples_per_s']:.1f} samples/s, {last['tokens_per_s']:.0f} tokens/s")
             table.add_row("staleness", f"{last['staleness']} versions, log ratio up to {last['largest_log_ratio']:.2g}")
             table.add_row("sync", f"fetch {1e3 * last['fetch_s']:.0f} ms, pause {1e3 * last['pause_s']:.0f} ms")
+            if last["alarms"]:
+                table.add_row("alarms", Text(last["alarms"], "red"))
             table.add_row("learner", f"{last['train_s']:.2f} s a step, waited {last['waited_s']:.2f} s")
         if self._heldout:
             table.add_row("held out", ", ".join(rates(self._heldout, "heldout/")) + f" at {self._heldout['step']}")

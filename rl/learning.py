@@ -1,5 +1,6 @@
 """The learner as an actor: steps, versions, checkpoints; and how one that died comes back to the very weights it had."""
 
+import copy
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ class LearnerActor:
 
     run_dir: checkpoints/ and batches/ are kept there. weights: the store that versions go to. step: how many steps the run has
     taken; those after the checkpoint are taken again, from the batches as they were recorded. save_every: steps between two
-    checkpoints. options: of `Learner`.
+    checkpoints. kl_weight: of the KL from the model at `base`; a copy of it is kept where this is not 0. options: of `Learner`.
     """
 
     def __init__(
@@ -41,12 +42,15 @@ class LearnerActor:
         threads: int = 1,
         changes: dict | None = None,
         correction: Mapping | None = None,
+        kl_weight: float = 0.0,
         **options,
     ):
         torch.set_num_threads(threads)
         self.run_dir, self.save_every = Path(run_dir), save_every
         model = read_model(find_base(base), **(changes or {}))
-        self.learner = Learner(model, make_optimizer(model, weight_decay), correction=Correction(**(correction or {})), **options)
+        options |= {"correction": Correction(**(correction or {})), "kl_weight": kl_weight}
+        reference = copy.deepcopy(model) if kl_weight else None
+        self.learner = Learner(model, make_optimizer(model, weight_decay), reference=reference, **options)
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints")
         self._load()
         self.replayed = step - self.learner.version

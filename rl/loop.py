@@ -32,7 +32,7 @@ from rl.heldout import Evaluation
 from rl.learning import LearnerActor
 from rl.prompts import Curriculum, Prompts, level_of
 from rl.reconciler import Group, Reconciler, Sample, State
-from rl.rewards import RewardWeights
+from rl.rewards import BEHAVIOURS, Monitor
 from rl.rollout import Rollout, place, write_batch
 from rl.sampling import SamplerActor, SamplerClient
 from rl.tasks.task import Task
@@ -71,6 +71,7 @@ class Loop:
         self.reconciler = Reconciler(
             group_size=config.group_size, groups_per_step=config.groups_per_step, max_staleness=config.max_staleness
         )
+        self.monitor = Monitor()
         self.seconds = 0.0  # of the run, over all its starts
         self._load()
         self._lock = threading.RLock()
@@ -93,10 +94,10 @@ class Loop:
         self.clients = [SamplerClient(self._start_sampler, config.capacity) for _ in range(config.samplers)]
         self._next_client = 0
         self.environments = Environments(Path(config.cache_dir), config.backend)
-        limits = LoopLimits(turns=config.turns, seconds=config.seconds, reply_tokens=config.reply_tokens)
-        weights = RewardWeights(effort=config.effort_weight, behaviours={"invalid_calls": config.invalid_weight})
+        names = ("turns", "seconds", "reply_tokens", "context_tokens")
+        limits = LoopLimits(**{name: getattr(config, name) for name in names})
         settings = Settings("run", "policy", limits=limits)
-        self.workers = Workers(config.workers, self._next_job, self.environments, tools, settings, weights)
+        self.workers = Workers(config.workers, self._next_job, self.environments, tools, settings, config.reward_weights)
 
     # Actors
 
@@ -114,6 +115,8 @@ class Loop:
             threads=c.threads,
             changes=self._changes,
             correction={"name": c.correction},
+            kl_weight=c.kl_weight,
+            kl_estimator=c.kl_estimator,
             lr=c.lr,
             clip_norm=c.clip_norm,
             temperature=c.temperature,
@@ -346,6 +349,8 @@ class Loop:
             for group, samples in zip(self._batch, facts, strict=True):
                 if samples:
                     self.curriculum.learned(level_of(group.prompt), sum(fact["solved"] for fact in samples) / len(samples))
+            for fact in (fact for group in facts for fact in group):
+                self.monitor.add(fact["behaviours"])
             self.reconciler.trained(self._batch)
             for name in (name for group in self._files for name in group):
                 del self._samples[name]
@@ -376,6 +381,9 @@ class Loop:
             "tokens_per_s": report.tokens / seconds,
             "replies": sum(fact["replies"] for fact in every) / count,
             "invalid_calls": sum(fact["invalid"] for fact in every) / max(sum(fact["calls"] for fact in every), 1),
+            **{f"behaviour/{name}": sum(fact["behaviours"].get(name, 0.0) for fact in every) / count for name in BEHAVIOURS},
+            "alarms": "; ".join(self.monitor.alarms),
+            **{name: value for name in ("kl", "hint_kl") if (value := getattr(report, name)) is not None},
             "loss": report.loss,
             "gradient_norm": report.gradient_norm,
             "mismatch": report.mismatch,
@@ -402,6 +410,7 @@ class Loop:
             state = {
                 "reconciler": self.reconciler.to_json(),
                 "curriculum": self.curriculum.to_json(),
+                "monitor": self.monitor.state,
                 "seconds": self._elapsed,
             }
         self._saved = time.monotonic()
@@ -422,6 +431,7 @@ class Loop:
         if wrong := [name for name in sizes if getattr(self.reconciler, name) != getattr(self.config, name)]:
             raise ValueError(f"{self.run_dir} holds a run of another {wrong[0]}")
         self.curriculum.load_json(state["curriculum"])
+        self.monitor = Monitor(**state.get("monitor", {}))
         self.seconds = state["seconds"]
 
     def close(self) -> None:
@@ -447,5 +457,6 @@ def told(rollout: Rollout) -> dict:
         "replies": len([step for step in rollout.trajectory["steps"] if step["source"] == "agent"]),
         "calls": len(kinds),
         "invalid": sum(kind == "invalid" for kind in kinds),
+        "behaviours": rollout.behaviours,
         "seconds": rollout.seconds,
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 from mxmoe.checks import check_choice, check_shape, check_tensor
 
 Baseline = Literal["mean", "leave_one_out"]
+Estimator = Literal["k1", "k3"]
 LOG_RATIO_LIMIT = 20.0  # exp of it is finite in FP32; the raw log ratio is what is reported
 
 
@@ -171,15 +172,34 @@ def fresh_tokens(versions: Tensor, current: int, max_staleness: int) -> Tensor:
     return versions >= current - max_staleness
 
 
-def kl_penalty(behaviour: Tensor, reference: Tensor, mask: Tensor) -> float:
-    """The k1 estimate of KL(sampler || reference) of one sample: the sum of log mu - log ref over its own tokens; see `rewards`.
+def kl_penalty(behaviour: Tensor, reference: Tensor, mask: Tensor, estimator: Estimator = "k1") -> float:
+    """An estimate of KL(sampler || reference) of one sample: a sum over its own tokens, of d = log mu - log ref.
 
-    It goes into the reward, not into the loss: as a loss its gradient has mean zero.
+    estimator: "k1": d. "k3": exp(-d) - 1 + d, never negative, but of a variance that explodes as the two part (|d| is limited as
+    ratios are): an ablation. It goes into the reward, not into the loss: as a loss, the gradient of k1 has mean zero.
     """
+    check_choice("estimator", estimator, Estimator.__args__)
     check_tensor("behaviour", behaviour, 1, (torch.float32, torch.float64))
     for name, t in (("reference", reference), ("mask", mask)):
         check_shape(name, t, tuple(behaviour.shape))
-    return float((behaviour - reference).double()[mask].sum())
+    d = (behaviour - reference).double()[mask]
+    if estimator == "k3":
+        limited = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        d = torch.expm1(-limited) + limited
+    return float(d.sum())
+
+
+def distillation_loss(logits: Tensor, teacher: Tensor, num_tokens: int, temperature: float = 1.0) -> Tensor:
+    """KL(student || teacher) of every token's distribution, over the whole vocabulary, summed and divided by `num_tokens`.
+
+    logits: (T, V) with gradient; teacher: (T, V), a constant. The gradient of a token is p (log p - log q - KL) / temperature.
+    """
+    check_tensor("logits", logits, 2)
+    check_shape("teacher", teacher, tuple(logits.shape))
+    if num_tokens < logits.shape[0]:
+        raise ValueError(f"num_tokens must count all tokens of the step, got {num_tokens} with {logits.shape[0]} here")
+    own, other = ((x.float() / temperature).log_softmax(1) for x in (logits, teacher.detach()))
+    return (own.exp() * (own - other)).sum() / max(num_tokens, 1)
 
 
 def pack_by_cost(lengths: Sequence[int], num_bins: int, quadratic: float = 0.0) -> list[list[int]]:

@@ -1,8 +1,9 @@
 """What a sample earns: the verifier's result, less what its effort costs, with named rewards and penalties for behaviour.
 
-    reward = solved - effort_weight * C(effort) + sum of the named parts - kl_weight * KL(k1)
+    reward = solved - effort_weight * C(effort) - sum of the named parts
 
-An infrastructure failure earns nothing, not zero: `Reward.valid` is False, and the sample is of no part in its group.
+The learner takes kl_weight * KL(k1) off, for it has the reference (`rl.objective.kl_penalty`). An infrastructure failure earns
+nothing, not zero: `Reward.valid` is False, and the sample is of no part in its group.
 """
 
 import math
@@ -116,6 +117,11 @@ BEHAVIOURS: dict[str, Callable[[Trajectory], float]] = {
 }
 
 
+def behaviours_of(t: Trajectory) -> dict[str, float]:
+    """The share of every behaviour, by name."""
+    return {name: behaviour(t) for name, behaviour in BEHAVIOURS.items()}
+
+
 @dataclass(frozen=True)
 class RewardWeights:
     """length_k, length_q: of `length_penalty`. behaviours: what a whole share of each costs."""
@@ -123,7 +129,6 @@ class RewardWeights:
     effort: float = 0.05
     length_k: float = 1.0
     length_q: float = 0.5
-    kl: float = 0.0
     behaviours: Mapping[str, float] = field(
         default_factory=lambda: {"open_todos": 0.1, "invalid_calls": 0.1, "terminal_only": 0.05}
     )
@@ -152,26 +157,21 @@ def reward_of(
     solved: float | None,
     effort: Effort,
     weights: RewardWeights | None = None,
-    kl: float = 0.0,
     error: str = "",
 ) -> Reward:
     """The reward of a run.
 
     solved: the verifier's result from 0 to 1; None: it gave none, or the sandbox or the model failed (`error` says how).
-    effort: see `effort_of`. kl: see `rl.objective.kl_penalty`. Raises ValueError for a result outside 0 to 1 or a KL that is not
-    finite.
+    effort: see `effort_of`. Raises ValueError for a result outside 0 to 1.
     """
     if solved is None or trajectory.end in ("sandbox_error", "model_error"):
         return Reward({}, valid=False, error=error or trajectory.error or "no result")
     if not 0 <= solved <= 1:
         raise ValueError(f"solved must be from 0 to 1, got {solved}")
-    if not math.isfinite(kl):
-        raise ValueError(f"kl must be finite, got {kl}")
     w = weights or RewardWeights()
     penalty = length_penalty(effort.weighted(w.effort_weights), w.length_k, w.length_q)
     parts = {"solved": float(solved), "effort": -w.effort * penalty}
-    parts |= {name: -cost * BEHAVIOURS[name](trajectory) for name, cost in w.behaviours.items()}
-    return Reward(parts | ({"kl": -w.kl * kl} if w.kl else {}))
+    return Reward(parts | {name: -cost * BEHAVIOURS[name](trajectory) for name, cost in w.behaviours.items()})
 
 
 @dataclass
@@ -179,22 +179,33 @@ class Monitor:
     """Watches the mean share of every behaviour, and says where one has risen.
 
     limit: of the mean. rise: over the mean of the first `window` runs. Alarms are for people to read: they never change a reward.
+    first, last: shares of so many runs, by behaviour; JSON of `state` restores them.
     """
 
     limit: float = 0.3
     rise: float = 0.15
     window: int = 64
-    seen: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in BEHAVIOURS})
+    first: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in BEHAVIOURS})
+    last: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in BEHAVIOURS})
 
-    def add(self, trajectory: Trajectory) -> list[str]:
-        """Take a run in; returns the alarms that the last `window` runs give."""
-        alarms = []
-        for name, behaviour in BEHAVIOURS.items():
-            shares = self.seen[name]
-            shares.append(behaviour(trajectory))
+    def add(self, shares: Mapping[str, float]) -> None:
+        """Takes a run's shares in (see `behaviours_of`)."""
+        for name, share in shares.items():
+            self.first[name] = [*self.first[name], share][: self.window]
+            self.last[name] = [*self.last[name], share][-self.window :]
+
+    @property
+    def alarms(self) -> list[str]:
+        """What there is to say of the last `window` runs; nothing while there are fewer."""
+        found = []
+        for name, shares in self.last.items():
             if len(shares) < self.window:
                 continue
-            last, first = (math.fsum(part) / self.window for part in (shares[-self.window :], shares[: self.window]))
+            last, first = (math.fsum(part) / self.window for part in (shares, self.first[name]))
             if last > self.limit or last - first > self.rise:
-                alarms.append(f"{name}: {last:.2f} of the last {self.window} runs, {first:.2f} of the first")
-        return alarms
+                found.append(f"{name}: {last:.2f} of the last {self.window} runs, {first:.2f} of the first")
+        return found
+
+    @property
+    def state(self) -> dict[str, dict[str, list[float]]]:
+        return {"first": self.first, "last": self.last}

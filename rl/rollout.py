@@ -20,9 +20,9 @@ from rl.evals.runner import Settings, attempt
 from rl.evals.suites import Entry
 from rl.harness.builtin import SamplerModel
 from rl.harness.schema import ToolSet
+from rl.harness.trajectory import Trajectory
 from rl.learner import TrainSample
-from rl.rewards import Effort, Reward, RewardWeights, reward_of
-from rl.sampler import Answer
+from rl.rewards import Effort, Reward, RewardWeights, behaviours_of, reward_of
 from rl.segments import Segment, segments_of
 from rl.tasks.task import Task
 from rl.tasks.verification import Verdict, verify
@@ -41,6 +41,7 @@ class Rollout:
     trajectory: dict = field(repr=False, default_factory=dict)
     patch: str = ""
     seconds: float = 0.0
+    behaviours: dict[str, float] = field(default_factory=dict)  # shares, see rl.rewards
     where: dict = field(default_factory=dict)  # sample, group, attempt, worker: as the reconciler has them
 
     @property
@@ -110,16 +111,25 @@ def roll_out(
     Raises SandboxError where the machinery failed.
     """
     result, trajectory, patch = attempt(Entry(task), 0, model, sandboxes, tools, settings, None, on_end=on_end, verify=verify)
-    effort = effort_of_answers(model.answers, len(trajectory.calls))
-    reward = reward_of(trajectory, result.score, effort, weights, error=result.reason)
-    return Rollout(
-        task.name, segments_of(model.answers), reward, result.score, result.status, trajectory.atif(), patch, result.seconds
+    segments = segments_of(model.answers)
+    reward = reward_of(trajectory, result.score, effort_of_tokens(segments, trajectory), weights, error=result.reason)
+    behaviours = behaviours_of(trajectory)
+    told = segments, reward, result.score, result.status, trajectory.atif(), patch, result.seconds, behaviours
+    return Rollout(task.name, *told)
+
+
+def effort_of_tokens(segments: Sequence[Segment], trajectory: Trajectory) -> Effort:
+    """As `rl.rewards.effort_of`, from tokens as they were sampled: a reply's are its calls', but for a last one without calls.
+
+    What comes after a segment's first reply and is no reply counts as the tools' output.
+    """
+    replies = trajectory.replies
+    own = sum(sum(s.mask) for s in segments)
+    final = replies[-1].completion_tokens if replies and not replies[-1].calls else 0
+    others = sum(s.mask[s.mask.index(True) :].count(False) for s in segments)
+    return Effort(
+        call_tokens=own - final, output_tokens=others, final_tokens=final, calls=len(trajectory.calls), turns=len(replies)
     )
-
-
-def effort_of_answers(answers: Sequence[Answer], calls: int) -> Effort:
-    """As `rl.rewards.effort_of`, of a model that says its tokens: nothing is encoded again. Every reply's tokens are its calls'."""
-    return Effort(call_tokens=sum(len(answer.ids) for answer in answers), calls=calls, turns=len(answers))
 
 
 def place(run_dir: Path, group: int, sample: int) -> Path:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rl.harness.builtin import SamplerModel
 from rl.harness.dialect import TERSE, ChatDialect, TerseDialect, spelt
-from rl.harness.schema import ToolSet
 from rl.harness.session import Session
 from rl.harness.toolsets import ALL, tool_set
 from rl.sampler import Answer
@@ -131,11 +130,11 @@ def test_the_model_needs_an_answer_and_a_capacity_only(terse):
     cut = terse.vocabulary.encode("read a")
     shared = Scripted(reply(terse, "read a.py"), cut, reply(terse, "done"))
     model = SamplerModel(shared, terse, seed=3, sample=5)
-    tools, messages = ToolSet([]), [{"role": "user", "content": "Fix it."}]
+    tools, messages = tool_set(list(TERSE.values())), [{"role": "user", "content": "Fix it."}]
     for content in ("1\tx", "Go on."):
         said = model.reply(messages, tools.schemas, 40, 5.0)
         messages += [said.message, {"role": "tool" if said.calls else "user", "content": content}]
-    assert [c.name for c in model.reply(messages, [], 40, 5.0).calls] == ["finish"]
+    assert [c.name for c in model.reply(messages, tools.schemas, 40, 5.0).calls] == ["finish"]
     first, second, third = (list(request.prompt) for request in shared.requests)
     assert second[: len(first) + len(reply(terse, "read a.py"))] == [*first, *reply(terse, "read a.py")]
     assert third[: len(second) + len(cut) + 1] == [*second, *cut, terse.turn]  # its end is put behind a cut reply

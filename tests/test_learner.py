@@ -206,6 +206,62 @@ def test_an_untrained_model_takes_a_step_in_every_recipe():
         assert math.isfinite(report.gradient_norm)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("micro_tokens", [1, 10_000])
+def test_the_kl_from_a_reference_is_taken_off_the_reward(estimator, micro_tokens):
+    """The gradient is that of rewards written out: one run at a time through the reference, also of a chain of segments."""
+    model, reference = wide_model(), wide_model(seed=1)
+    answers = sampled(model)
+    chains = [segments_of(answers[:2]), *(segments_of([a]) for a in answers[2:])]
+    samples = [TrainSample(chain, r) for chain, r in zip(chains, REWARDS[1:], strict=True)]
+    penalties = []
+    for sample in samples:
+        d = []
+        for segment in sample.segments:
+            ids = torch.tensor(segment.ids)
+            with torch.no_grad():
+                there = token_log_probs(reference(ids[None])[0][0, :-1], ids[1:], 0.9)
+            d += [lp - float(ref) for lp, ref, m in zip(segment.log_probs[1:], there, segment.mask[1:], strict=True) if m]
+        penalties.append(sum(d) if estimator == "k1" else sum(math.exp(-x) - 1 + x for x in d))
+    earned = [s.reward if s.reward is None else s.reward - 0.01 * p for s, p in zip(samples, penalties, strict=True)]
+    expected = gradient_by_hand(
+        copy.deepcopy(model), [[TrainSample(s.segments, r) for s, r in zip(samples, earned, strict=True)]], 0.9
+    )
+    options = dict(reference=reference, kl_weight=0.01, kl_estimator=estimator)
+    learner, optimizer = learner_of(model, correction=Correction("none"), micro_tokens=micro_tokens, **options)
+    report = learner.step([samples])
+    valid = [p for p, r in zip(penalties, earned, strict=True) if r is not None]
+    assert report.kl == pytest.approx(sum(valid) / len(valid), rel=1e-4)
+    assert report.mean_reward == pytest.approx(sum(r for r in earned if r is not None) / len(valid), rel=1e-4)
+    for (name, _), found in zip(model.named_parameters(), optimizer.seen, strict=True):
+        assert torch.allclose(found, expected[name], rtol=1e-3, atol=1e-6 * max(1.0, float(expected[name].abs().max()))), name
+    assert all(p.grad is None for p in reference.parameters())
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "nvfp4"])
+def test_the_kl_is_exactly_zero_before_the_first_step(recipe):
+    """Deterministic mode: equal rewards stay equal, and nothing moves."""
+    model = wide_model(recipe)
+    learner, _ = learner_of(model, reference=copy.deepcopy(model), kl_weight=10.0)
+    report = learner.step(groups_of(sampled(model), [0.5] * 8))
+    assert (report.kl, report.mean_reward, report.skipped) == (0.0, 0.5, True)
+
+
+def test_a_kl_that_is_not_finite_counts_for_nothing():
+    model = wide_model()
+    answers = sampled(model)
+    answers[0].log_probs[1] = math.nan
+    answers[1].log_probs[0] = -math.inf
+    learner, _ = learner_of(model, reference=copy.deepcopy(model), kl_weight=1.0)
+    report = learner.step(groups_of(answers, REWARDS))
+    assert report.invalid == 3
+    assert report.kl == 0
+
+
 def test_errors():
+    with pytest.raises(ValueError, match="kl_weight needs a reference"):
+        learner_of(wide_model(), kl_weight=0.1)
+    with pytest.raises(ValueError, match="kl_estimator must be one of"):
+        learner_of(wide_model(), kl_estimator="k2")
     with pytest.raises(ValueError, match="micro_tokens must be at least 1"):
         learner_of(wide_model(), micro_tokens=0)

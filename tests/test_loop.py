@@ -5,13 +5,16 @@ import math
 import os
 import signal
 import time
+from dataclasses import fields
 
 import pytest
 import torch
 
 from rl.actors import connect
+from rl.config import RunConfig
 from rl.environments.sandbox import SandboxLost
 from rl.learning import LearnerActor
+from rl.rewards import BEHAVIOURS, RewardWeights
 from rl.rollout import Rollout, read_batch
 from rl.weights import Store
 from tests.rl_cases import counted, make_base, make_loop
@@ -119,6 +122,48 @@ def test_an_outage_of_the_store_is_waited_out(monkeypatch, tmp_path, base):
     assert refused
     assert sum(values.get("sync_failures", 0) for values in seen) > 0
     assert max(values["staleness"] for values in seen if "staleness" in values) <= 2
+
+
+def test_the_kl_from_the_base_begins_at_nothing(monkeypatch, tmp_path, base):
+    """Across a restart, too: the reference stays the base. Rewards are what was solved less the weighted KL."""
+    seen = []
+    options = dict(max_staleness=0, deterministic=True, kl_weight=0.1, lr=1e-2, save_every=2, on_step=seen.append)
+    for steps in (3, 6):
+        with make_loop(monkeypatch, tmp_path, base, steps=steps, **options) as loop:
+            assert loop.run()
+    assert seen[0]["kl"] == 0
+    assert seen[0]["reward"] == pytest.approx(seen[0]["solved"])
+    assert seen[-1]["kl"] > 1e-3
+    assert all(v["reward"] == pytest.approx(v["solved"] - 0.1 * v["kl"], abs=1e-6) for v in seen)
+
+
+def test_behaviours_are_told_and_change_no_reward(monkeypatch, tmp_path, base):
+    def terminal(*args, **kwargs):
+        rollout = counted(*args, **kwargs)
+        rollout.behaviours = {"terminal_only": 1.0, "open_todos": 0.25}
+        return rollout
+
+    seen = []
+    for steps in (5, 9):  # a restart forgets none
+        with make_loop(monkeypatch, tmp_path, base, steps=steps, carry_out=terminal, on_step=seen.append) as loop:
+            assert loop.run()
+    assert all(
+        (v["behaviour/terminal_only"], v["behaviour/open_todos"], v["behaviour/invalid_calls"]) == (1, 0.25, 0) for v in seen
+    )
+    alarm = "terminal_only: 1.00 of the last 64 runs, 1.00 of the first"
+    assert [v["alarms"] for v in seen] == [""] * 7 + [alarm] * 2
+    assert all(v["reward"] == pytest.approx(v["solved"]) for v in seen)
+
+
+def test_weights_of_rewards_are_flat_fields():
+    config = RunConfig(effort_weight=0.2, effort_k=2.0, effort_q=1.0, open_todos_weight=0.3, invalid_calls_weight=0.0)
+    assert config.reward_weights == RewardWeights(0.2, 2.0, 1.0, {"open_todos": 0.3})
+    assert {f"{name}_weight" for name in BEHAVIOURS} < {f.name for f in fields(RunConfig)}
+    for wrong, said in (({"effort_k": 0.0}, "effort_k must be positive"), ({"kl_estimator": "k2"}, "kl_estimator must be one of")):
+        with pytest.raises(ValueError, match=said):
+            RunConfig(**wrong)
+    with pytest.raises(ValueError, match="context_tokens must be less than capacity"):
+        RunConfig(context_tokens=640)
 
 
 def test_failures_of_the_machinery_are_no_rewards(monkeypatch, tmp_path, base):

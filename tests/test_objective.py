@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.objective import Correction, fresh_tokens, group_advantages, kl_penalty, pack_by_cost, policy_loss, token_log_probs
+from rl.objective import (
+    Correction,
+    distillation_loss,
+    fresh_tokens,
+    group_advantages,
+    kl_penalty,
+    pack_by_cost,
+    policy_loss,
+    token_log_probs,
+)
 
 F64 = torch.float64
 
@@ -185,6 +194,41 @@ def test_tokens_that_are_not_finite_are_dropped_and_counted():
 def test_kl_of_own_tokens():
     mask = torch.tensor([True, False, True])
     assert kl_penalty(torch.tensor([-1.0, math.nan, -2.0]), torch.tensor([-1.5, 0.0, -1.75]), mask) == pytest.approx(0.25)
+
+
+def test_estimates_of_the_kl_agree_with_its_definition():
+    """Means over many draws from p against the sum over the vocabulary; k3 is never negative."""
+    g = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(6, generator=g, dtype=F64).log_softmax(0) for _ in range(2))
+    exact = float((p.exp() * (p - q)).sum())
+    draws = torch.multinomial(p.exp(), 200_000, replacement=True, generator=g)
+    for estimator in ("k1", "k3"):
+        each = [kl_penalty(p[i : i + 1], q[i : i + 1], torch.ones(1, dtype=torch.bool), estimator) for i in range(6)]
+        every = torch.tensor(each, dtype=F64)[draws]
+        assert abs(float(every.mean()) - exact) < 4 * float(every.std()) / len(draws) ** 0.5
+        assert estimator == "k1" or min(each) >= 0
+    far = kl_penalty(torch.tensor([-200.0]), torch.tensor([-0.1]), torch.ones(1, dtype=torch.bool), "k3")
+    assert far == pytest.approx(math.expm1(20) - 20)
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        kl_penalty(p, q, torch.ones(6, dtype=torch.bool), "k2")
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.floats(0.3, 2.0), st.integers(1, 5))
+def test_distillation_by_hand(seed, temperature, count):
+    g = torch.Generator().manual_seed(seed)
+    z, other = (3 * torch.randn(count, 7, generator=g) for _ in range(2))
+    leaf = z.clone().requires_grad_()
+    loss = distillation_loss(leaf, other, count + 2, temperature)
+    loss.backward()
+    p, q = ((x.double() / temperature).softmax(1) for x in (z, other))
+    d = p.log() - q.log()
+    kl = (p * d).sum(1, keepdim=True)
+    assert loss.item() == pytest.approx(float(kl.sum()) / (count + 2), rel=1e-4, abs=1e-6)
+    assert torch.allclose(leaf.grad.double(), p * (d - kl) / temperature / (count + 2), atol=1e-5)
+    assert distillation_loss(z, z, count) == 0
+    with pytest.raises(ValueError, match="num_tokens must count"):
+        distillation_loss(z, z, count - 1)
 
 
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(1, 8), st.sampled_from([0.0, 1e-3]))

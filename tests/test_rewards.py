@@ -1,15 +1,26 @@
 """Rewards and their parts, by hand; what is no fault of the policy's is no reward."""
 
+import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.harness.model import Call, Reply
 from rl.harness.schema import ToolResult
 from rl.harness.trajectory import Step, Trajectory
-from rl.rewards import BEHAVIOURS, Effort, EffortWeights, Monitor, RewardWeights, effort_of, length_penalty, reward_of
+from rl.rewards import (
+    BEHAVIOURS,
+    Effort,
+    EffortWeights,
+    Monitor,
+    RewardWeights,
+    behaviours_of,
+    effort_of,
+    length_penalty,
+    reward_of,
+)
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("shell", "edit_file", "ask_user")]
 
@@ -72,11 +83,11 @@ def test_behaviours():
 
 def test_the_parts_of_a_reward():
     t = run_of(("edit_file", "{", "invalid"), todos=[{"status": "pending"}])
-    weights = RewardWeights(effort=0.5, length_k=1, length_q=1, kl=0.1, behaviours={"open_todos": 0.2, "invalid_calls": 0.3})
-    found = reward_of(t, 1.0, Effort(calls=1, turns=2), weights, kl=0.4)
+    weights = RewardWeights(effort=0.5, length_k=1, length_q=1, behaviours={"open_todos": 0.2, "invalid_calls": 0.3})
+    found = reward_of(t, 1.0, Effort(calls=1, turns=2), weights)
     effort = -0.5 * math.log(1 + 0.02 + 0.1)
-    assert found.parts == pytest.approx({"solved": 1.0, "effort": effort, "open_todos": -0.2, "invalid_calls": -0.3, "kl": -0.04})
-    assert found.total == pytest.approx(1 + effort - 0.54)
+    assert found.parts == pytest.approx({"solved": 1.0, "effort": effort, "open_todos": -0.2, "invalid_calls": -0.3})
+    assert found.total == pytest.approx(1 + effort - 0.5)
 
 
 @pytest.mark.parametrize(("end", "solved"), [("finished", None), ("sandbox_error", 1.0), ("model_error", 0.0)])
@@ -90,8 +101,6 @@ def test_an_infrastructure_failure_is_no_reward(end, solved):
 def test_errors():
     with pytest.raises(ValueError, match="solved must be from 0 to 1, got 2"):
         reward_of(run_of(), 2, Effort())
-    with pytest.raises(ValueError, match="kl must be finite"):
-        reward_of(run_of(), 1, Effort(), kl=math.nan)
     with pytest.raises(ValueError, match=r"behaviours must be of .* got swearing"):
         RewardWeights(behaviours={"swearing": 1})
 
@@ -99,7 +108,22 @@ def test_errors():
 def test_a_monitor_tells_of_a_behaviour_that_rises():
     monitor = Monitor(limit=0.9, rise=0.2, window=10)
     good, bad = run_of(("edit_file", "{}", "ok")), run_of(*[("shell", "{}", "ok")] * 3)
-    assert not any(monitor.add(good) for _ in range(10))
-    alarms = [monitor.add(bad) for _ in range(10)]
-    assert [bool(found) for found in alarms] == [False, False] + [True] * 8
-    assert alarms[2] == ["terminal_only: 0.30 of the last 10 runs, 0.00 of the first"]
+    alarms = []
+    for t in [good] * 10 + [bad] * 10:
+        monitor = Monitor(0.9, 0.2, 10, **json.loads(json.dumps(monitor.state)))  # as a run that goes on has it
+        monitor.add(behaviours_of(t))
+        alarms.append(monitor.alarms)
+    assert [bool(found) for found in alarms[10:]] == [False, False] + [True] * 8
+    assert not any(alarms[:10])
+    assert alarms[12] == ["terminal_only: 0.30 of the last 10 runs, 0.00 of the first"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), max_size=40), st.integers(1, 8))
+def test_a_monitor_keeps_two_windows(shares, window):
+    monitor = Monitor(limit=0.5, rise=2.0, window=window)
+    for share in shares:
+        monitor.add({"open_todos": share})
+    assert monitor.last["open_todos"] == shares[-window:]
+    assert monitor.first["open_todos"] == shares[:window]
+    assert bool(monitor.alarms) == (len(shares) >= window and math.fsum(shares[-window:]) / window > 0.5)

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from rl.harness.dialect import Dialect
-from rl.harness.model import Call, Message, ModelError, Reply
+from rl.harness.model import Call, ContextFull, Message, ModelError, Reply
 from rl.sampler import Answer, Request, Sampler
 
 
@@ -77,14 +77,14 @@ class SamplerModel:
         ids = self._prompt(messages, tools)
         room = self.shared.capacity - len(ids)
         if room < 1:
-            raise ModelError(f"{self.name}: the prompt has {len(ids)} tokens, the cache holds {self.shared.capacity}")
+            raise ContextFull(f"{self.name}: the prompt has {len(ids)} tokens, the cache holds {self.shared.capacity}")
         number, sample, stop = next(self.numbers), self.sample + len(self.answers), self.dialect.stop
         request = Request(number, tuple(ids), min(max_tokens, room), stop, self.temperature, self.seed, sample, self._session)
         answer = self.shared.answer(request, start + timeout_s)
         if answer is None:
             raise ModelError(f"{self.name}: no reply in {timeout_s:.0f} s")
         self.answers.append(answer)
-        reply = self._reply(answer, time.monotonic() - start)
+        reply = self._reply(answer, bool(tools), time.monotonic() - start)
         self._said, self._ids = [*messages, reply.message], [*ids, *answer.ids]
         return reply
 
@@ -96,8 +96,8 @@ class SamplerModel:
             return [*ids, *self.dialect.more(messages[known:])]
         return self.dialect.prompt(messages, tools)
 
-    def _reply(self, answer: Answer, seconds: float) -> Reply:
-        text, thinking, calls = self.dialect.parsed(answer.ids)
+    def _reply(self, answer: Answer, may_call: bool, seconds: float) -> Reply:
+        text, thinking, calls = self.dialect.parsed(answer.ids) if may_call else (self.dialect.text(answer.ids), "", [])
         return Reply(
             text,
             tuple(Call(f"call_{len(self.answers)}_{i}", name, arguments) for i, (name, arguments) in enumerate(calls)),

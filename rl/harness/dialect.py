@@ -39,6 +39,9 @@ class Dialect(Protocol):
     def parsed(self, ids: Sequence[int]) -> Parsed:
         """What a reply says, thinks and calls: (text, thinking, [(name, arguments as JSON text)]), as `prompt.parsed`."""
 
+    def text(self, ids: Sequence[int]) -> str:
+        """What a reply says where no tools are offered: a summary."""
+
 
 class ChatDialect:
     """The tokenizer's own format (training.data), tools described in the first message, calls as JSON."""
@@ -57,6 +60,9 @@ class ChatDialect:
 
     def parsed(self, ids: Sequence[int]) -> Parsed:
         return prompt.parsed(self._text(ids))
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.parsed(ids)[0]
 
     def _render(self, messages: Sequence[Message]) -> list[int]:
         fine = [m | {"tool_calls": [c for c in m["tool_calls"] if is_call(c)]} if "tool_calls" in m else m for m in messages]
@@ -127,6 +133,9 @@ class TerseDialect:
         parts = rest.split(" ", len(properties) - 1) if rest else []
         values = {name: _value(part, properties[name]) for name, part in zip(properties, parts, strict=False)}
         return "", "", [(tool.name, json.dumps(values))]
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.vocabulary.decode(ids).strip()
 
 
 def spelt(verb_of: Mapping[str, str], name: str, arguments: str) -> str:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rl.environments.sandbox import SandboxError
-from rl.harness.model import Message, Model, ModelError, Reply
+from rl.harness.model import ContextFull, Message, Model, ModelError, Reply
 from rl.harness.schema import ToolResult, ToolSet
 from rl.harness.session import Session
 from rl.harness.toolsets import READERS
@@ -83,6 +83,8 @@ def run(
             return end("tokens")
         try:
             reply = model.reply(messages, tools.schemas, budget, left)
+        except ContextFull as error:
+            return end("tokens", str(error))
         except ModelError as error:
             return end("time" if time.monotonic() >= deadline else "model_error", str(error))
         messages.append(reply.message)
@@ -105,6 +107,8 @@ def run(
             say("user", SUMMARY)
             try:
                 summary = model.reply(messages, [], limits.reply_tokens, max(deadline - time.monotonic(), 1.0))
+            except ContextFull as error:
+                return end("tokens", str(error))
             except ModelError as error:
                 return end("model_error", str(error))
             note(Step("agent", summary, segment=segment))

@@ -20,6 +20,10 @@ class ModelError(Exception):
     """The model gave no reply: the server refused, broke off, or is gone."""
 
 
+class ContextFull(ModelError):
+    """The conversation has grown longer than the model can read: the work's own end, no failure of the server."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A tool call as the model wrote it; `arguments` is JSON text, perhaps malformed."""
