@@ -21,8 +21,14 @@ def check_tensor(name: str, t, ndim: int | tuple[int, ...], dtypes: tuple[torch.
         raise ValueError(f"{name} must have {' or '.join(map(str, allowed))} dimensions, got shape {tuple(t.shape)}")
     if t.layout is not torch.strided:
         raise ValueError(f"{name} must be a dense (strided) tensor, got layout {t.layout}")
-    if like is not None and t.device != like.device:
-        raise ValueError(f"{name} must be on {like.device} like the other arguments, got {t.device}")
+    if like is not None:
+        check_device(name, t, like)
+
+
+def check_device(name: str, part, like: Tensor):
+    """part: a Tensor, a Routing or an MXTensor."""
+    if part.device != like.device:
+        raise ValueError(f"{name} must be on {like.device} like the other arguments, got {part.device}")
 
 
 def check_shape(name: str, t: Tensor, shape: tuple[int, ...]):

@@ -1,6 +1,7 @@
-"""The GPU kernels under the interpreter at the edges: arrays without elements, experts of one line, settings of a run, several
-threads, exchanges that do not fit."""
+"""The GPU kernels under the interpreter at the edges: arrays without elements, experts of one line, settings of a run, Ctrl-C,
+several threads, exchanges that do not fit."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import mxmoe
 from mxmoe import Routing, moe_layer, ops
-from mxmoe.backends.interpreter import peers, running
+from mxmoe.backends.interpreter import LAUNCHER, KernelError, peers, running
 from tests.helpers import assert_same_bits, boundary_inputs, differences, num_threads, poisoned, values_of
 from tests.interpreter_cases import CASES, check_quantize, ends
 
@@ -73,6 +74,13 @@ def test_copies_of_nothing_are_padding(format, shape, offs):
     check_quantize(boundary_inputs(*shape, 0), format, offs=offs)
 
 
+def test_a_box_of_an_empty_matrix_is_reported():
+    x = torch.zeros(0, 128, dtype=torch.uint8)
+    copies = torch.zeros(1, 256, 128, dtype=torch.uint8), torch.zeros(1, 128, 8, dtype=torch.uint8)
+    with pytest.raises(KernelError, match=r"copy: quantize.* tma_load .*no descriptor of an empty matrix"):
+        LAUNCHER.launch("quantize", x.float()[None], ends(0, 0), "mxfp8", False, False, None, None, *copies)
+
+
 @pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "nvfp4"])
 def test_a_layer_without_tokens(recipe):
     g = torch.Generator().manual_seed(0)
@@ -111,8 +119,28 @@ def test_settings_of_a_run_are_checked(settings, message):
         pass
 
 
+class Interrupted(Exception):
+    pass
+
+
+def test_ctrl_c_ends_a_kernel():
+    def interrupt(*_):
+        raise Interrupted
+
+    x, w = torch.ones(1024, 512), torch.ones(1, 512, 512)  # half a minute
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            ops.grouped_mm(x, w, ends(1024), backend="interpreter")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    CASES["products"]()
+
+
 def test_several_threads():
-    cases = [case for name, case in CASES.items() if name.startswith("grouped_mm")][:8]
+    cases = [case for name, case in CASES.items() if name.startswith("grouped_mm")][:4]
 
     def work(seed):
         with running(seed=seed, num_sms=1 + seed):

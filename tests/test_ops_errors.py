@@ -174,3 +174,25 @@ def test_strided_offsets_are_read_as_they_are():
 def test_limit_of_swiglu(limit):
     with pytest.raises(ValueError, match=f"limit must be positive, or None for no clamp, got {limit}"):
         mxmoe.SwiGLU(limit=limit)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", ["w13", "w2", "routing"])
+def test_parts_on_another_device_are_refused(what, backend):
+    """Whose memory a kernel would read at an address of its own; a dispatcher that sees a meta tensor calls no kernel at all."""
+    x, ids, weights = rows(8, 32), torch.zeros(8, 1, dtype=torch.int32), torch.ones(8, 1)
+    w13, w2 = quantize(torch.ones(2, 64, 32), "mxfp8"), quantize(torch.ones(2, 32, 32), "mxfp8")
+    routing = mxmoe.Routing.from_ids(ids, weights, 2).to("meta")
+    calls = {
+        "w13": [lambda: ops.moe_decode(x, ids, weights, w13.to("meta"), w2, backend=backend)],
+        "w2": [lambda: ops.moe_decode(x, ids, weights, w13, w2.to("meta"), backend=backend)],
+        "routing": [
+            lambda: mxmoe.permute(x, routing, backend=backend),
+            lambda: mxmoe.unpermute(x, routing, backend=backend),
+            lambda: ops.unpermute_backward(x, routing, backend=backend),
+            lambda: ops.route_backward(rows(8, 2), routing, weights, backend=backend),
+        ],
+    }
+    for call in calls[what]:
+        with pytest.raises(ValueError, match=f"{what} must be on cpu like the other arguments, got meta"):
+            call()

@@ -17,8 +17,10 @@ Launcher::Launcher(uintptr_t s) : stream(reinterpret_cast<cudaStream_t>(s)) {
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs");
 }
 
-// The driver's encoder, looked up at run time: the module does not link the driver.
+// The driver's encoder, looked up at run time: the module does not link the driver. It takes no empty matrix, of which
+// no kernel asks for a box.
 DeviceTensorMap encode(const TensorMapArgs& a) {
+  if (!a.rows || !a.columns) return {};
   static const auto encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;

@@ -22,13 +22,19 @@ SiteList list_of(const std::vector<Site>& sites) {
   return list;
 }
 
+// Ctrl-C ends a kernel.
+void raise_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals()) throw py::error_already_set();
+}
+
 // A verb as Python calls it.
 template <typename... Args>
 auto bound(void (*verb)(Launcher&, Args...)) {
   return [verb](std::remove_cvref_t<Args>... args, uint64_t seed, int num_sms, const std::string& site,
                 const std::string& mutant, Program* program) {
     py::gil_scoped_release release;
-    Launcher launcher{{seed, num_sms, site, mutant}, program, {}};
+    Launcher launcher{{seed, num_sms, site, mutant, raise_signals}, program, {}};
     verb(launcher, args...);
     return list_of(launcher.sites);
   };
@@ -37,7 +43,7 @@ auto bound(void (*verb)(Launcher&, Args...)) {
 SiteList run_program(const Program& program, uint64_t seed, int num_sms, const std::string& site,
                      const std::string& mutant) {
   py::gil_scoped_release release;
-  Launcher launcher{{seed, num_sms, site, mutant}, nullptr, {}};
+  Launcher launcher{{seed, num_sms, site, mutant, raise_signals}, nullptr, {}};
   launcher.run_all(program.launches);
   return list_of(launcher.sites);
 }

@@ -60,6 +60,7 @@ void Warp::copy_in(const Op& op, uint32_t barrier_address, uint32_t to, std::fun
 void Warp::check_box(const Op& op, const tensor_map& map, uint32_t shared_address) {
   const size_t line = size_t{map.box_columns} * map.element_bytes;
   const uint32_t alignment = map.swizzle == cuda::Swizzle::kNone ? 128 : 1024;
+  if (!map.rows || !map.columns) grid.fail(w, op, "copy", "TMA has no descriptor of an empty matrix");
   if (map.row_bytes % 16 || reinterpret_cast<uintptr_t>(map.data) % 16 || line % 16 || shared_address % alignment)
     grid.fail(w, op, "copy",
               "TMA needs 16-byte rows, address and box lines, and a shared address that is a multiple of " +

@@ -43,7 +43,8 @@ bool Grid::is_over(const Running& r) const {
 }
 
 void Grid::run() {
-  for (;;) {
+  for (uint32_t steps = 1;; ++steps) {
+    if (options_.poll && steps % kPollSteps == 0) options_.poll();
     start_clusters();
     if (resident_.empty() && copies_.empty()) return;
     step();

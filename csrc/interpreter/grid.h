@@ -26,6 +26,7 @@ namespace mxmoe::interpreter {
 
 constexpr int kLanes = 32, kTmemLanes = 128, kTmemColumns = 512;
 constexpr size_t kSharedBytes = 227 * 1024;
+constexpr uint32_t kPollSteps = 1 << 14;      // some milliseconds
 constexpr uint32_t kClusterWindow = 1 << 24;  // addresses of rank r's shared memory in the cluster start at r + 1 of it
 
 // kind: "race", "uninitialised", "out of bounds", "deadlock", "barrier", "tensor memory", "descriptor", "copy".
@@ -56,9 +57,10 @@ struct Launch {
 
 struct Options {
   uint64_t seed = 0;
-  int num_sms = 2;          // CTAs of a launch that run at the same time, or one cluster
-  std::string mutant_site;  // label of the one call that is done wrongly,
-  std::string mutant;       // and how; see Op
+  int num_sms = 2;           // CTAs of a launch that run at the same time, or one cluster
+  std::string mutant_site;   // label of the one call that is done wrongly,
+  std::string mutant;        // and how; see Op
+  void (*poll)() = nullptr;  // called now and then; what it throws ends the run
 };
 
 struct Barrier {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mxmoe import backends
-from mxmoe.checks import FLOATS, check_choice, check_out, check_shape, check_tensor
+from mxmoe.checks import FLOATS, check_choice, check_device, check_out, check_shape, check_tensor
 from mxmoe.formats import FORMATS, MXTensor, QuantizeOptions
 from mxmoe.ops.gemm import Operand, operand_lines, operand_schema, scale_per_line
 from mxmoe.ops.quantize import quantize
@@ -70,6 +70,8 @@ def moe_decode(
     w13, w2 = (_weight(name, w, r, backend) for name, w in (("w13", w13), ("w2", w2)))
     (experts, hidden, width), f13 = operand_lines("w13", w13, 3, backend)
     w2_shape, f2 = operand_lines("w2", w2, 3, backend)
+    check_device("w13", w13, x)
+    check_device("w2", w2, x)
     if x.shape[1] != width:
         raise ValueError(f"x must have w13's {width} columns, got {x.shape[1]}")
     if hidden % 2 or w2_shape != (experts, width, hidden // 2):

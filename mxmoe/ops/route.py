@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mxmoe import backends
-from mxmoe.checks import check_choice, check_shape, check_tensor
+from mxmoe.checks import check_choice, check_device, check_shape, check_tensor
 from mxmoe.ops.registration import LIBRARY, OPS, backend_for, fill_op, once_differentiable, refuse_forward_mode
 from mxmoe.routing import Routing
 
@@ -96,6 +96,7 @@ def route_backward(
     """
     check_tensor("logits", logits, 2)
     check_shape("logits", logits, (routing.ids.shape[0], routing.counts.shape[0]))
+    check_device("routing", routing, logits)
     check_choice("score", score, ("softmax", "sigmoid"))
     shapes = {"weights_grad": routing.ids.shape, "probs_grad": (logits.shape[1],), "z_grad": (1,)}
     for argument, grad in zip(shapes, (weights_grad, probs_grad, z_grad), strict=True):

@@ -11,6 +11,7 @@ from mxmoe import backends
 from mxmoe.checks import (
     FLOATS,
     check_choice,
+    check_device,
     check_index_values,
     check_offs,
     check_offs_values,
@@ -103,6 +104,7 @@ def permute(
     tokens, top_k = routing.ids.shape
     if x.shape[0] != tokens:
         raise ValueError(f"x must have the routing's {tokens} tokens, got {x.shape[0]}")
+    check_device("routing", routing, x)
     name = backend_for(backend, x, "permute", dtype_format(x))
     permutation, offs = routing.permutation.contiguous(), routing.offs.contiguous()
 
@@ -141,6 +143,7 @@ def unpermute(
     y (N, D), weights FP32 (T, K), default 1 -> (T, D). Slots without an expert add nothing.
     """
     check_tensor("y", y, 2)
+    check_device("routing", routing, y)
     tokens, top_k = routing.ids.shape
     check_shape("y", y, (tokens * top_k, y.shape[1]))
     if weights is not None:
@@ -171,6 +174,7 @@ def unpermute_backward(
     offs=routing.offs)` makes them of these; weights_grad FP32 (T, K) or None.
     """
     check_tensor("dy", dy, 2)
+    check_device("routing", routing, dy)
     tokens, top_k = routing.ids.shape
     check_shape("dy", dy, (tokens, dy.shape[1]))
     if weights is not None:

@@ -4,6 +4,8 @@
 //   arrived (rows of a minibatch)   dispatch, or who computes -> here, where they run at the same time
 //   landed (rows, and one per rank) every rank -> the tokens' rank
 #pragma once
+#include <stdexcept>
+
 #include "cuda/kernels/arrivals.h"
 #include "cuda/kernels/peers.h"
 #include "cuda/kernels/unpermute.h"
@@ -86,9 +88,12 @@ void launch(L& l, const Tensor& starts, const Tensor& sources, const Tensor& row
   add_arguments(arguments, "landing", landing, Use::kWritten);
   add_arguments(arguments, "signals", signals, Use::kUpdated);
   with_input(out.dtype, [&]<Input kOutput>() {
-    if (rows.dtype == DType::kF32) l.template run<launchable<config<Input::kF32, kOutput>>>(l.num_sms(), g, arguments);
-    if (rows.dtype == DType::kBF16)
+    if (rows.dtype == DType::kF32)
+      l.template run<launchable<config<Input::kF32, kOutput>>>(l.num_sms(), g, arguments);
+    else if (rows.dtype == DType::kBF16)
       l.template run<launchable<config<Input::kBF16, kOutput>>>(l.num_sms(), g, arguments);
+    else
+      throw std::invalid_argument("combine takes rows in FP32 or BF16");
   });
 }
 
