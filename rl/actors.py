@@ -129,4 +129,4 @@ def connect(address: str = "") -> None:
 
     if not ray.is_initialized():
         own = {} if address else {"include_dashboard": False, "num_cpus": 16, "object_store_memory": 256 << 20}
-        ray.init(address=address or None, logging_level="ERROR", log_to_driver=False, **own)
+        ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **own)

@@ -5,6 +5,8 @@ its directory, whatever was killed.
 """
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -42,8 +44,10 @@ def command(name: str, about: str, argv: Sequence[str], defaults: dict) -> int:
         if dry_run:
             print(plan(config))
             return 0
+        if os.environ.get(CHILD):  # its parent has prepared all; the address is of this start only
+            return run(config)
         prepare(config, resume, overwrite)
-        return run(config) if config.place == "inline" or os.environ.get(CHILD) else supervise(config)
+        return run(config) if config.place == "inline" else supervise(config)
     except (ValueError, OSError, RuntimeError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
@@ -108,13 +112,20 @@ def supervise(config: RunConfig) -> int:
     environment = os.environ | {CHILD: "1"}
     with StopRequest() as stop:
         for _ in range(MAX_RESTARTS):
-            child = subprocess.Popen(arguments, env=environment)
+            # Ctrl-C reaches this process alone, which passes it on once; the child ends with this process, however that ends.
+            child = subprocess.Popen(arguments, env=environment, process_group=0, preexec_fn=end_with_parent)
             status = waited(child, stop)
             if status >= 0 or stop.signal:
                 return status if status >= 0 else 128 - status
             print(f"the run was ended by {signal.Signals(-status).name}; it goes on", file=sys.stderr, flush=True)
     print(f"the run was ended {MAX_RESTARTS} times; continue it with --resume", file=sys.stderr)
     return 1
+
+
+def end_with_parent() -> None:
+    """Linux tells this process by SIGTERM that its parent is gone."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def waited(child: subprocess.Popen, stop: StopRequest) -> int:
@@ -130,12 +141,15 @@ def waited(child: subprocess.Popen, stop: StopRequest) -> int:
 
 def run(config: RunConfig) -> int:
     """The run itself, in this process. Returns its exit status: 0 done, 1 stopped before."""
+    from rl import actors
     from rl.dashboard import Dashboard, rates
     from rl.loop import Loop
     from rl.plots import conclude
     from rl.setting import setting
     from training.metrics import Metrics
 
+    if config.place == "ray":
+        actors.connect(config.address)  # before StopRequest: Ray has a handler of SIGTERM, too
     run_dir = Path(config.run_dir)
     with Dashboard() as dashboard, StopRequest() as stop:
         dashboard.title = config.run_dir
