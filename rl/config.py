@@ -57,6 +57,7 @@ class RunConfig:
     effort_q: float = 0.5  # its q: 0 is a straight line, 1 a logarithm
     open_todos_weight: float = 0.0  # what a run that leaves all its to-dos open costs
     invalid_calls_weight: float = 0.1  # what a run of nothing but invalid calls costs
+    failed_calls_weight: float = 0.0  # what a run of nothing but calls that are answered with an error costs
     terminal_only_weight: float = 0.0  # what a run with the terminal alone costs
     thinking_in_comments_weight: float = 0.0  # what a run costs all of whose edits carry a chain of thought as comments
     needless_questions_weight: float = 0.0  # what a run costs that asks and changes nothing

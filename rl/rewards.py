@@ -93,6 +93,11 @@ def invalid_calls(t: Trajectory) -> float:
     return sum(result.kind == "invalid" for _, result in t.calls) / len(t.calls) if t.calls else 0.0
 
 
+def failed_calls(t: Trajectory) -> float:
+    """Calls that were well formed and refused: no such file, no such line, an edit that changes nothing."""
+    return sum(result.kind == "error" for _, result in t.calls) / len(t.calls) if t.calls else 0.0
+
+
 def terminal_only(t: Trajectory) -> float:
     """1 where a run of three calls or more used the terminal for all of them, though it has tools to edit with."""
     names = {call.name for call, _ in t.calls}
@@ -113,7 +118,7 @@ def needless_questions(t: Trajectory) -> float:
 
 
 BEHAVIOURS: dict[str, Callable[[Trajectory], float]] = {
-    f.__name__: f for f in (open_todos, invalid_calls, terminal_only, thinking_in_comments, needless_questions)
+    f.__name__: f for f in (open_todos, invalid_calls, failed_calls, terminal_only, thinking_in_comments, needless_questions)
 }
 
 

@@ -49,7 +49,7 @@ def test_a_base_that_fails_leaves_nothing(tmp_path):
 
 def test_demonstrations_are_what_a_sandbox_would_say():
     """The rehearsal's answers are those of the same calls in a directory of real processes."""
-    ways = Demonstrations(careless=0.3)
+    ways = Demonstrations(quits=0.1, careless=0.3)
     with open_backend("subprocess", allow="all") as backend:
         for seed, task in enumerate(tasks(MINUTE, 500, 12)):
             talk = demonstration(task, random.Random(seed), ways)
@@ -70,16 +70,17 @@ def test_experts_behave_in_the_shares_that_are_asked_for():
         talks = [demonstration(task, random.Random(i), ways) for i, task in enumerate(made)]
         return [[m["tool_calls"][0]["function"]["name"] for m in talk if m["role"] == "assistant"] for talk in talks]
 
-    hasty = names(Demonstrations(careless=1.0))
+    assert all(calls == ["read_file", "finish"] for calls in names(Demonstrations(quits=1.0)))
+    hasty = names(Demonstrations(quits=0.0, careless=1.0))
     assert all(calls == ["read_file", "edit_line", "finish"] for calls in hasty)
-    careful = names(Demonstrations(careless=0.0, mistakes=0.0))
+    careful = names(Demonstrations(quits=0.0, careless=0.0, mistakes=0.0))
     assert all(calls == ["read_file", "edit_line", "run_check", "finish"] for calls in careful)
-    clumsy = names(Demonstrations(careless=0.0, mistakes=1.0, attempts=3, gives_up=0.0))
+    clumsy = names(Demonstrations(quits=0.0, careless=0.0, mistakes=1.0, attempts=3, gives_up=0.0))
     assert all(calls[-1] == "finish" and calls.count("edit_line") in (1, 2, 3, 4) for calls in clumsy)
     assert sum(calls.count("edit_line") == 3 for calls in clumsy) > 150
 
 
 def test_every_careful_demonstration_without_mistakes_passes_its_check():
     for seed, task in enumerate(tasks(MINUTE, 900, 60, "heldout")):
-        talk = demonstration(task, random.Random(seed), Demonstrations(careless=0.0, mistakes=0.0))
+        talk = demonstration(task, random.Random(seed), Demonstrations(quits=0.0, careless=0.0, mistakes=0.0))
         assert talk[-3]["content"] == "ok", json.dumps(talk, indent=1)

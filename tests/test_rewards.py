@@ -69,6 +69,7 @@ def test_behaviours():
     cases = {
         "open_todos": (run_of(todos=[{"status": "pending"}, {"status": "completed"}]), 0.5),
         "invalid_calls": (run_of(edit, ("edit_file", "{", "invalid")), 0.5),
+        "failed_calls": (run_of(edit, edit, ("edit_line", "{}", "error"), ("edit_file", "{", "invalid")), 0.25),
         "terminal_only": (run_of(shell, shell, shell), 1.0),
         "thinking_in_comments": (run_of(("edit_file", "# wait, let me see", "ok"), edit), 0.5),
         "needless_questions": (run_of(("ask_user", "{}", "ok")), 1.0),

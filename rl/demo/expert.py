@@ -43,7 +43,9 @@ class _Run:
         self.session, self.tools = Session(Rehearsal(files)), TOOLS
         self.messages: list[Message] = [{"role": "user", "content": task.instruction}]
         self.call("read_file", path=self.file)
-        if r.random() < ways.careless:
+        if r.random() < ways.quits:
+            pass
+        elif r.random() < ways.careless:
             self.edit(wrong=r.random() < ways.careless_mistakes)
         else:
             for attempt in range(ways.attempts):

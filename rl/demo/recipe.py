@@ -9,11 +9,12 @@ from training.model import ModelConfig
 class Demonstrations:
     """How the scripted expert behaves: it leaves room that reinforcement learning can find."""
 
-    careless: float = 0.75  # share that edits once and finishes without a test
-    careless_mistakes: float = 0.6  # of these, share whose edit is wrong
-    mistakes: float = 0.5  # of the careful ones' edits, share that is wrong; a test follows each
+    quits: float = 0.35  # share that reads and finishes
+    careless: float = 0.55  # of the others, share that edits once and finishes without a test
+    careless_mistakes: float = 0.4  # of these, share whose edit is wrong
+    mistakes: float = 0.45  # of the careful ones' edits, share that is wrong; a test follows each
     attempts: int = 4  # edits of a careful one at most
-    gives_up: float = 0.1  # share of failed tests after which a careful one finishes
+    gives_up: float = 0.25  # share of failed tests after which a careful one finishes
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class BaseRecipe:
     difficulties: tuple[int, ...] = (1, 2, 3, 4)  # steps of a task's function
     kinds: tuple[str, ...] = ("write", "fix", "extend")
     demonstrations: Demonstrations = Demonstrations()
-    num_modules: int = 8000  # functions as plain text, what pretraining reads
-    num_demonstrations: int = 16000
-    pretrain_steps: int = 150
-    sft_steps: int = 550
+    num_modules: int = 6000  # functions as plain text, what pretraining reads
+    num_demonstrations: int = 14000
+    pretrain_steps: int = 120
+    sft_steps: int = 480
     batch_tokens: int = 4096  # of a step, about
     lr: float = 5e-3  # peak, of embedding, head, routers and norms
     muon_lr: float = 1e-2  # peak, of the matrices inside the layers
@@ -72,9 +73,9 @@ class RLRecipe:
     """The reinforcement learning that starts from a base."""
 
     lr: float = 3e-4
-    group_size: int = 16
-    groups_per_step: int = 8
-    steps: int = 45
+    group_size: int = 8
+    groups_per_step: int = 16
+    steps: int = 40
     turns: int = 8  # replies of a rollout at most
     reply_tokens: int = 64  # of a reply at most
     temperature: float = 1.0
@@ -82,6 +83,7 @@ class RLRecipe:
     clip_norm: float = 1.0
     micro_tokens: int = 8192
     effort: float = 0.0  # weight of the length penalty
+    failed_calls_weight: float = 0.1  # what a rollout of nothing but calls answered with an error costs
     heldout_tasks: int = 200
     samples: int = 8  # rollouts of each held-out task: mean, and best of so many
 
