@@ -26,7 +26,7 @@ def setting(config: RunConfig, on_progress: Progress) -> tuple[Path, Prompts, li
     ValueError for what is not there.
     """
     prompts, heldout = tiny_tasks(config) if config.tasks == "tiny" else own_tasks(Path(config.tasks))
-    path = Path(config.base) if config.base else make_base(config.cache_dir, seed=config.seed, on_progress=on_progress)
+    path = Path(config.base) if config.base else make_base(config.cache_dir, on_progress=on_progress)
     found = find_base(path)
     if found.tokenizer is None:
         raise FileNotFoundError(f"{path} has no tokenizer")
