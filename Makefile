@@ -1,4 +1,4 @@
-# make demo | rl-demo | test | test-deep | bench | bars AREA=core|cpu|gpu|environments|training|rl|evaluation | ablations | lint | build
+# make demo | rl-demo | test | test-deep | bench | bars AREA=core|cpu|gpu|environments|training|rl|evaluation | ablations | rl-ablations | lint | build
 #
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.
@@ -25,7 +25,7 @@ endif
 JOBS ?= 2
 SANITIZED := build/sanitized
 
-.PHONY: build demo rl-demo test test-deep bench bars ablations lint
+.PHONY: build demo rl-demo test test-deep bench bars ablations rl-ablations lint
 .NOTPARALLEL:
 
 # The compiled core, in place; a second run compiles only what changed.
@@ -68,6 +68,10 @@ bars: $(DEV) build
 # An hour or two; interrupted, it goes on where it was.
 ablations: $(DEV) build
 	OMP_NUM_THREADS=1 THP_MEM_ALLOC_ENABLE=1 $(PYTHON) -m benchmarks.ablations
+
+# Hours; interrupted, it goes on where it was. ONLY=demo makes the demo's seeds alone.
+rl-ablations: $(DEV) build
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.rl_runs --only "$(ONLY)"
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check

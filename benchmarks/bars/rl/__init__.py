@@ -1,5 +1,5 @@
 """Bars of the asynchronous loop's parts: weights on their way, sampler against learner, the reconciler."""
 
-from benchmarks.bars.rl import loop, parity, reconciler, weights
+from benchmarks.bars.rl import loop, parity, reconciler, runs, weights
 
-BARS = [*loop.BARS, *weights.BARS, *parity.BARS, *reconciler.BARS]
+BARS = [*runs.BARS, *loop.BARS, *weights.BARS, *parity.BARS, *reconciler.BARS]
