@@ -80,19 +80,23 @@ class Rollout:
 
     @classmethod
     def load(cls, path: Path) -> "Rollout":
-        """Raises ValueError for a file that is none."""
+        """Raises ValueError for a file that is none, or a damaged one; FileNotFoundError where there is none."""
         try:
             with safetensors.safe_open(path, "pt") as file:
                 rest = json.loads(file.metadata()["rollout"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+            segments = []
+            for i in range(rest.pop("segments")):
+                lists = [tensors.pop(f"{i}.{name}").tolist() for name in ("ids", "mask", "log_probs", "versions")]
+                experts = tensors.pop(f"{i}.experts", None)
+                if len({*map(len, lists), len(lists[0] if experts is None else experts)}) > 1:
+                    raise ValueError(f"segment {i} has lists of several lengths")
+                segments.append(Segment(*lists, None if experts is None else experts.numpy()))
+            if tensors:
+                raise ValueError(f"it has more than {len(segments)} segments")
+            return cls(segments=segments, reward=Reward(**rest.pop("reward")), **rest)
+        except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} is no rollout: {error}") from None
-        segments = []
-        for i in range(rest.pop("segments")):
-            lists = (tensors[f"{i}.{name}"].tolist() for name in ("ids", "mask", "log_probs", "versions"))
-            experts = tensors.get(f"{i}.experts")
-            segments.append(Segment(*lists, None if experts is None else experts.numpy()))
-        return cls(segments=segments, reward=Reward(**rest.pop("reward")), **rest)
 
 
 def roll_out(
