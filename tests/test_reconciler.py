@@ -202,3 +202,24 @@ def test_transitions_are_cheap():
     began = time.perf_counter()
     simulate(reconciler, 40, random.Random(2), workers=64, sync=0.1, step_time=0.1)
     assert len(seen) / (time.perf_counter() - began) > 2000
+
+
+def test_a09_a_consumer_that_never_comes_stops_admission_and_nothing_is_evicted():
+    """1100 prompts, no step for as long as anything may be admitted; then steps: all are delivered, each once."""
+    reconciler = Reconciler(group_size=1, groups_per_step=8, max_staleness=2)
+    left, delivered, held = iter(range(1100)), [], 0
+    while len(delivered) < 1096:  # what is left is less than a step
+        while reconciler.capacity and (prompt := next(left, None)) is not None:
+            reconciler.admit(str(prompt))
+        while sample := reconciler.start("a"):
+            finish(reconciler, sample)
+        held = max(held, len(reconciler.groups))
+        if reconciler.capacity == 0:
+            with pytest.raises(StateError, match="no group can be admitted"):
+                reconciler.admit("more")
+        batch = reconciler.next_batch()
+        delivered += [group.prompt for group in batch]
+        reconciler.trained(batch)
+        reconciler.set_version(reconciler.step)
+    assert delivered == [str(i) for i in range(1096)]
+    assert held == 24

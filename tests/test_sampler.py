@@ -224,3 +224,16 @@ def test_errors(model):
     assert sampler.step() == []
     with pytest.raises(ValueError, match="prefill_tokens must be at least 1"):
         Sampler(model, num_slots=1, capacity=16, prefill_tokens=0)
+
+
+def test_w07_new_weights_do_not_wait_for_requests():
+    """Two under way and five queued: the update is done at once, and all seven end, those that were queued on the new weights."""
+    model, later = wide_model(seed=0), wide_model(seed=1)
+    sampler = Sampler(model, num_slots=2, capacity=64, version=1)
+    for i in range(7):
+        sampler.submit(Request(i, (10 + i, 2, 3), 5, sample=i))
+    sampler.step()
+    assert (sampler.active, len(sampler.waiting)) == (7, 5)
+    sampler.update(lambda: set_weights(model, later), 2)
+    answers = {answer.request.id: answer for answer in sampler.run()}
+    assert [answers[i].versions for i in range(7)] == [[1, 2, 2, 2, 2]] * 2 + [[2] * 5] * 5

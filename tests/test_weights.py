@@ -431,3 +431,16 @@ def killed_publishers(directory, kills, seed=0):
 
 def test_a_publisher_killed_at_any_moment_leaves_whole_versions(tmp_path):
     assert killed_publishers(tmp_path, 1) == []
+
+
+def test_w15_a_reader_that_is_gone_holds_up_nobody(published):
+    """There is no list of readers: three follow, one stops; the others reach the new version, and it does when it is back."""
+    readers = [Receiver(published.store, blank(published.states[0])) for _ in range(3)]
+    for reader in readers:
+        assert reader.apply(reader.fetch(1)) == 1
+    for reader in readers[:2]:
+        assert reader.apply(reader.fetch()) == 3
+        assert same(reader.state, published.states[2])
+    back = Receiver(published.store, blank(published.states[0]))  # a new process, that knows nothing
+    assert back.apply(back.fetch()) == 3
+    assert same(back.state, published.states[2])
