@@ -1,7 +1,7 @@
 """What the GPU kernels became: registers, shared memory, spills and the instructions that matter, from the built objects.
 
 `python -m tests.machine_code` writes csrc/cuda/machine_code.txt anew. Needs cuobjdump and nvdisasm, on PATH or from the packages
-nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
+nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm, or Triton's.
 """
 
 import importlib.util
@@ -31,8 +31,10 @@ def objects() -> list[Path]:
 
 def tools() -> str | None:
     """A PATH on which cuobjdump and nvdisasm are, or None."""
-    spec = importlib.util.find_spec("nvidia")
-    packages = [str(Path(p) / "cu13" / "bin") for p in (spec.submodule_search_locations if spec else [])]
+    packages = []
+    for package, directory in (("nvidia", "cu13/bin"), ("triton", "backends/nvidia/bin")):
+        spec = importlib.util.find_spec(package)
+        packages += [str(Path(p) / directory) for p in (spec.submodule_search_locations if spec else [])]
     path = os.pathsep.join([*packages, os.environ.get("PATH", "")])
     return path if all(shutil.which(tool, path=path) for tool in ("cuobjdump", "nvdisasm")) else None
 

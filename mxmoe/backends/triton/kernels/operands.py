@@ -93,7 +93,8 @@ def gemm_config(on: Target, compute: str, a, b) -> dict:
     values = [operand[0] for operand in (a, b)]
     aligned = all(v.data_ptr() % 16 == 0 and all(s == 1 or s % 16 == 0 for s in v.stride()) for v in values)
     decoded = compute != "scaled" and bool({a[3], b[3]} & {*FORMATS})
-    return on.config("grouped_mm", compute=compute, decoded=decoded, aligned=aligned)
+    packed = all(operand[3] in FORMATS and FORMATS[operand[3]].bits == 4 for operand in (a, b))
+    return on.config("grouped_mm", compute=compute, decoded=decoded, packed=packed, aligned=aligned)
 
 
 def length_of(operand) -> int:

@@ -29,7 +29,7 @@ def in_kept_groups(values, e, known, groups_kept, group_size, GROUPS: tl.constex
         total = best + tl.where(second == -float("inf"), 0.0, second)
         scores = tl.where(gg[None, :] == g, tl.where(total != total, -float("inf"), total)[:, None], scores)
     free = (gg < GROUPS)[None, :] & (scores == scores)
-    kept = e[None, :] < 0
+    kept = known & (e[None, :] < 0)
     for _ in range(groups_kept):
         group = largest(scores, free, gg)[:, None]
         free = free & (gg[None, :] != group)
@@ -46,7 +46,7 @@ def without_implausible(replay, own, own_scores, replay_scores, kk, E, threshold
     limit = tl.min(tl.where(inside, own_scores, float("inf")), 1) * threshold
     implausible = valid & (replay_scores < limit[:, None])
     staying = (valid & (implausible == 0)).to(tl.int32)
-    present = kk < 0
+    present = inside & (replay != replay)
     for k in range(TOP_K):
         present = present | ((own == slot(replay, k, kk)[:, None]) & (slot(staying, k, kk)[:, None] > 0))
     absent = ((present == 0) & inside).to(tl.int32)
