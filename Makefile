@@ -1,4 +1,4 @@
-# make demo | rl-demo | test | test-deep | bench | bars AREA=core|cpu|gpu|environments|training|rl|evaluation | ablations | rl-ablations | lint | build
+# make demo | rl-demo | test | test-deep | bench | bars AREA=core|cpu|gpu|triton|environments|training|rl|evaluation | ablations | rl-ablations | lint | build
 #
 # An active virtual environment that has every package named in NEEDED is used as it is and nothing is installed into it;
 # otherwise .venv is made here, once. `make demo PYTHON=...` uses that interpreter as it is. An interrupted set-up is just rerun.

@@ -1,9 +1,11 @@
-"""Builds the GPU kernels, compares the cuda backend with the reference and times it against torch, in under six minutes:
+"""Builds the GPU kernels, compares a GPU backend with the reference and times it against torch, in under six minutes:
 
     python -m benchmarks.gpu_check
+    python -m benchmarks.gpu_check --backend triton
 
-on a machine with a Hopper or Blackwell GPU, torch with CUDA and nvcc 13; no network. Writes benchmarks/results/<gpu>-<commit>.json.
-Exit status 0: everything there is holds; 1: something does not; 2: this machine lacks what it says.
+cuda: on a machine with a Hopper or Blackwell GPU, torch with CUDA and nvcc 13; triton: with any GPU that torch and Triton use; no
+network. Writes benchmarks/results/<gpu>-<commit>.json, of triton <gpu>-triton-<commit>.json. Exit status 0: everything there is
+holds; 1: something does not; 2: this machine lacks what it says.
 """
 
 import argparse
@@ -28,13 +30,15 @@ CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 MODULES = ("pybind11", "numpy", "safetensors", "setuptools")
 
 
-def lacks() -> list[str]:
+def lacks(backend: str = "cuda") -> list[str]:
     """What this machine has not."""
     missing = [f"Python's {name}" for name in MODULES if importlib.util.find_spec(name) is None]
     missing += [
         f"{tool} on PATH" for tool in ("cmake", "ninja") if shutil.which(tool) is None and importlib.util.find_spec(tool) is None
     ]
-    if (nvcc := nvcc_version()) is None or nvcc < (13, 0):
+    if backend == "triton" and importlib.util.find_spec("triton") is None:
+        missing.append("Triton: pip install 'triton>=3.6'")
+    if backend == "cuda" and ((nvcc := nvcc_version()) is None or nvcc < (13, 0)):
         missing.append(f"nvcc 13.0 or newer, got {'none' if nvcc is None else '.'.join(map(str, nvcc))}")
     try:
         import torch
@@ -46,7 +50,7 @@ def lacks() -> list[str]:
             *missing,
             f"a GPU that torch can use: torch {torch.__version__} is built for {built} and sees {torch.cuda.device_count()}",
         ]
-    if (capability := torch.cuda.get_device_capability()) not in CAPABILITIES:
+    if backend == "cuda" and (capability := torch.cuda.get_device_capability()) not in CAPABILITIES:
         major, minor = capability
         missing.append(f"a Hopper or Blackwell GPU, got {torch.cuda.get_device_name()} of compute capability {major}.{minor}")
     return missing
@@ -64,11 +68,12 @@ def nvcc_version() -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def build(timeout: float) -> float:
+def build(backend: str, timeout: float) -> float:
     """Builds in place; seconds."""
     start = time.monotonic()
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=machine.ROOT, env=os.environ | {"MXMOE_CUDA": "ON"}, check=True, timeout=timeout)
+    environment = os.environ | ({"MXMOE_CUDA": "ON"} if backend == "cuda" else {})
+    subprocess.run(command, cwd=machine.ROOT, env=environment, check=True, timeout=timeout)
     return time.monotonic() - start
 
 
@@ -127,12 +132,13 @@ def show(name: str, entry: dict):
         print(f"{name}: {entry['outcome']}: {entry.get('note', '')}", flush=True)
 
 
-def document(gpu: str, facts: dict, results: dict[str, dict]) -> dict:
+def document(gpu: str, backend: str, facts: dict, results: dict[str, dict]) -> dict:
     """What is written: the machine, the cases of conformance counted by outcome with what is wrong, and the measured rows."""
     cases = {name.removeprefix("conformance: "): r for name, r in results.items() if name.startswith("conformance: ")}
     outcomes = [r["outcome"] for r in cases.values()]
     return {
         "gpu": gpu,
+        "backend": backend,
         **facts,
         "conformance": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
         "failures": {name: r for name, r in cases.items() if r["outcome"] not in ("equal", "no kernel")},
@@ -147,7 +153,8 @@ def holds(written: dict) -> bool:
 
 def write(directory: Path, written: dict) -> Path:
     name = re.sub(r"[^a-z0-9]+", "-", written["gpu"].lower()).strip("-")
-    path = directory / f"{name}-{written['commit'].rstrip('+')}.json"
+    backend = "" if written["backend"] == "cuda" else f"-{written['backend']}"
+    path = directory / f"{name}{backend}-{written['commit'].rstrip('+')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(written, indent=1) + "\n")
     return path
@@ -169,23 +176,26 @@ def driver_facts() -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=("cuda", "triton"), default="cuda", help="(default: %(default)s)")
     parser.add_argument("--no-build", action="store_true", help="the kernels are built already")
     parser.add_argument("--results", type=Path, default=machine.ROOT / "benchmarks" / "results", metavar="DIRECTORY")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="for everything (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    if missing := lacks():
+    backend = arguments.backend
+    if missing := lacks(backend):
         print("gpu_check needs, and this machine lacks:", *missing, sep="\n  ", file=sys.stderr)
         return 2
     import torch
 
     start = time.monotonic()
-    build_seconds = None if arguments.no_build else round(build(arguments.budget), 1)
+    build_seconds = None if arguments.no_build else round(build(backend, arguments.budget), 1)
     print(f"{torch.cuda.get_device_name()}; built in {build_seconds} s", flush=True)
-    results = run_jobs([sys.executable, "-m", "benchmarks.gpu.jobs"], start + arguments.budget)
+    results = run_jobs([sys.executable, "-m", "benchmarks.gpu.jobs", backend], start + arguments.budget)
     major, minor = torch.cuda.get_device_capability()
     facts = {"capability": f"{major}.{minor}", "torch": torch.__version__, "python": sys.version.split()[0],
              "commit": machine.commit(), "build_seconds": build_seconds, **driver_facts()}  # fmt: skip
-    written = document(torch.cuda.get_device_name(), facts | {"seconds": round(time.monotonic() - start, 1)}, results)
+    facts["seconds"] = round(time.monotonic() - start, 1)
+    written = document(torch.cuda.get_device_name(), backend, facts, results)
     print(f"conformance: {written['conformance']}; wrote {write(arguments.results, written)}")
     return 0 if holds(written) else 1
 

@@ -5,6 +5,7 @@ The table is made from each backend's `SUPPORTS`; the README holds a copy, which
 
 import os
 import platform
+from importlib import metadata
 from pathlib import Path
 
 import numpy
@@ -12,7 +13,7 @@ import torch
 
 import mxmoe
 from mxmoe import backends
-from mxmoe.backends import cuda
+from mxmoe.backends import cuda, triton
 
 VERBS = (
     "quantize", "dequantize", "swizzle_scales", "route", "route_backward", "sort_by_expert", "permute", "unpermute",
@@ -60,7 +61,7 @@ def gpus() -> list[str]:
         try:
             found.append(f"{name} ({cuda.arch_of(name, torch.cuda.get_device_capability(i))})")
         except NotImplementedError as error:
-            found.append(f"{name} (no kernels: {error})")
+            found.append(f"{name} (triton alone: {error})")
     return found
 
 
@@ -71,6 +72,15 @@ def kernels() -> str:
     except ImportError as error:
         return str(error)
     return f"kernels {module.__file__}, {module.device_count()} devices"
+
+
+def compiler() -> str:
+    """What compiles the Triton backend's kernels when they are first launched, or why nothing does."""
+    try:
+        triton.loaded()
+    except ImportError as error:
+        return str(error)
+    return f"kernels of {Path(triton.__file__).parent} are compiled by Triton {metadata.version('triton')}"
 
 
 def driver() -> str:
@@ -95,6 +105,7 @@ def report() -> str:
         f"cpu      {cpu_model()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         f"devices  {', '.join(['cpu', *gpus()])}",
         f"cuda     {kernels()}; driver: {driver()}",
+        f"triton   {compiler()}",
     ]
     gpu = backends.fast("cuda")
     why = "" if "cuda" in gpu else f" (not cuda: {cuda.lacks()})"

@@ -11,6 +11,7 @@ import torch
 import mxmoe
 from mxmoe import info
 from mxmoe.__main__ import main
+from mxmoe.backends import cuda, triton
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -40,6 +41,23 @@ def test_report_names_versions_and_isa(capsys):
     text = capsys.readouterr().out
     for part in (mxmoe.__version__, torch.__version__, "portable", info.table(info.support()[0])):
         assert part in text
+
+
+def test_what_a_machine_lacks_for_its_gpus(monkeypatch):
+    """Without Triton and without kernels of its own: the report says of either how to get it."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(cuda, "module", missing_kernels)
+    triton.loaded.cache_clear()
+    try:
+        text = info.report()
+    finally:
+        triton.loaded.cache_clear()
+    assert re.search(r"^triton   .*failed to import.*pip install 'mxmoe\[gpu\]'$", text, re.M)
+    assert re.search(r"^cuda     no kernels here", text, re.M)
+
+
+def missing_kernels():
+    raise ImportError("no kernels here")
 
 
 def test_as_a_program():

@@ -1,12 +1,8 @@
 """The Triton backend without a GPU: its kernels in Triton's interpreter, what it says where it cannot run, that it traces."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,24 +12,16 @@ from mxmoe import backends
 from mxmoe.backends import triton as backend
 from mxmoe.formats import QuantizeOptions
 from tests import triton_cases
+from tests.test_cuda import CALLS
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Callable[[str], str | None]]:
-    """Runs a case of tests/triton_cases.py by its name, in a process whose Triton interprets; None, or what went wrong."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.triton_cases"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    root = Path(__file__).parents[1]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment) as process:
-
-        def run(name: str) -> str | None:
-            print(json.dumps(name), file=process.stdin, flush=True)
-            return json.loads(process.stdout.readline())
-
+    """Runs a case of tests/triton_cases.py by its name; None, or what went wrong."""
+    with triton_cases.interpreted() as run:
         yield run
-        process.stdin.close()
 
 
 @needs_triton
@@ -72,3 +60,31 @@ def test_without_triton_a_verb_says_what_to_install(monkeypatch):
         mxmoe.quantize(torch.ones(4, 32), "mxfp8", backend="triton")
     backend.loaded.cache_clear()
     assert backends.get("triton").SUPPORTS
+
+
+def test_without_triton_and_kernels_auto_says_what_to_install(monkeypatch):
+    """On a GPU that no backend has kernels for: the error of a verb, not of the import."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(backends.get("cuda"), "lacks", lambda: "no kernels")
+    assert backends.candidates("auto", "cuda") == ("triton",)
+    backend.loaded.cache_clear()
+    with pytest.raises(ImportError, match="pip install"):
+        backends.get("triton").route(torch.ones(1, 2))
+    backend.loaded.cache_clear()
+
+
+@needs_triton
+@pytest.mark.parametrize(("verb", "format"), sorted(backend.SUPPORTS))
+def test_nothing_is_read_on_the_host(verb, format):
+    """On tensors without values: a launch waits for nothing, and a CUDA graph records it."""
+    from mxmoe.backends.triton.kernels import VERBS
+    from mxmoe.backends.triton.kernels.target import Target
+
+    launched = []
+    target = Target("sm_90", lambda kernel, grid, **arguments: launched.append((kernel, grid)), 132)
+    for args in CALLS[verb](format):
+        try:
+            VERBS[verb](target, *args)
+        except NotImplementedError as error:
+            assert "option seed" in str(error)  # noqa: PT017
+    assert launched

@@ -5,11 +5,15 @@ wrong. The interpreter is chosen when kernels are decorated and replaces parts o
 """
 
 import json
+import os
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -23,6 +27,7 @@ from tests.helpers import Backend, assert_same_bits, boundary_inputs, difference
 from tests.interpreter_cases import (
     check_decode,
     check_grouped_mm,
+    check_route,
     check_rows,
     check_swiglu,
     check_wgrad,
@@ -98,6 +103,53 @@ def multiplied_views():
     assert_within_bound(out[finite], y[finite], size[finite], p.contraction)
 
 
+def nan_is_kept():
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    x[0, 0] = float("nan")
+    t = TRITON.quantize(x, "mxfp8")
+    assert t.scales.view(torch.uint8).tolist() == [[255, 119]]
+    assert (t.values.view(torch.uint8)[0, :32] == 0x7F).all()
+    assert (TRITON.dequantize(t)[0, 32:] == 1.0).all()
+
+
+def elements_saturate():
+    x = torch.zeros(1, 32)
+    x[0, :5] = torch.tensor([464.0, 465.0, 480.0, 511.0, -480.0])
+    t = TRITON.quantize(x, "mxfp8", scale_mode="floor")
+    assert t.values.view(torch.uint8)[0, :5].tolist() == [0x7E, 0x7E, 0x7E, 0x7E, 0xFE]
+
+
+def ties_go_to_the_lower_id():
+    for score, num_groups in product(("softmax", "sigmoid"), (1, 4)):
+        ids, weights = torch.full((4, 3), -7, dtype=torch.int32), torch.empty(4, 3)
+        logits, kept = torch.zeros(4, 8), (num_groups + 1) // 2
+        TRITON.run("route", logits, None, None, 3, score, num_groups, kept, True, 1.0, None, ids, weights, None, None)
+        assert ids.tolist() == [[0, 1, 2]] * 4
+
+
+def one_call_or_two():
+    """Both copies of one pass are those of a pass each."""
+    x = torch.randn(128, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for axis, copy in zip(("row", "column"), TRITON.quantize(x, "mxfp8", "both"), strict=True):
+        assert differences(copy, TRITON.quantize(x, "mxfp8", axis)) == 0
+
+
+def many_experts():
+    """More than rows, most of them empty."""
+    sizes = [0] * 140
+    sizes[3], sizes[100], sizes[139] = 2, 1, 3
+    check_grouped_mm(Problem(tuple(sizes), 8, 33, past=2), "mxfp8")
+    check_route(3, 700, 8, "sigmoid", biased=True, num_groups=7, groups_kept=2)
+
+
+def odd_views():
+    """Strides of 0, of a transpose and of every second element; a single element."""
+    x = boundary_inputs(40, 66, 4, torch.float32, finite=False)
+    for view in (x[:1].expand(40, 66), x.T, x[::2, 1::2], x[:1, :1]):
+        check_copies(view, "nvfp4", "row")
+        check_copies(view, "mxfp4", "both", ends(1, 0, len(view) - 1))
+
+
 def multiplied_without_groups():
     """Every row is past the last group."""
     out = torch.full((5, 8), 7.0)
@@ -157,7 +209,33 @@ def table(every_dtype: bool = False) -> dict[str, Callable[[], None]]:
     for copies, shape, gate_up in product(COPIES, GROUPS, ("concatenated", "interleaved")):
         for dtype in dtypes():
             found[f"swiglu {gate_up} {dtype} {shape} {copies}"] = partial(activated, shape, dtype, copies, gate_up)
-    return found | {"route": route_case, "sort": sort_case} | products_table(every_dtype)
+    found |= {
+        "route": route_case,
+        "sort": sort_case,
+        "case q05": nan_is_kept,
+        "case q09": elements_saturate,
+        "case q33": one_call_or_two,
+        "case r11": ties_go_to_the_lower_id,
+        "case many experts": many_experts,
+        "case odd views": odd_views,
+    }
+    return found | products_table(every_dtype)
+
+
+@contextmanager
+def interpreted() -> Iterator[Callable[[str], str | None]]:
+    """Within, a function that runs a case by its name in a process whose Triton interprets: None, or what went wrong."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.triton_cases"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment) as process:
+
+        def run(name: str) -> str | None:
+            print(json.dumps(name), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
 
 
 def main():

@@ -1,5 +1,5 @@
-"""The interpreter's cases on a GPU: the verbs of the backend `interpreter` are replaced by those of `cuda` on copies of their
-arguments, so that inputs, references and bounds are the same text."""
+"""The interpreters' cases on a GPU: the verbs of the backends `interpreter` and `triton` are replaced by those of `cuda` and
+`triton` on copies of their arguments, so that inputs, references and bounds are the same text."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from mxmoe.backends import cuda, device, interpreter
+from mxmoe.backends import cuda, device, interpreter, triton
 from mxmoe.backends.device.quantize import run as run_quantize
-from tests import conformance, interpreter_cases
+from tests import conformance, interpreter_cases, triton_cases
 
 
 def mirrored(verb: Callable, to: torch.device) -> Callable:
@@ -59,6 +59,21 @@ def kernels_on(to: torch.device, verbs: dict[str, Callable], launcher: device.La
             setattr(interpreter, name, verb)
 
 
+@contextmanager
+def triton_on(to: torch.device):
+    """Within, backend="triton" on CPU tensors runs on `to`, and its cases are those of the interpreter's file."""
+    before, shared = {name: getattr(triton, name) for name in triton.VERBS}, interpreter_cases.INTERPRETER
+    interpreter_cases.INTERPRETER = triton_cases.TRITON
+    for name, verb in before.items():
+        setattr(triton, name, mirrored(verb, to))
+    try:
+        yield
+    finally:
+        interpreter_cases.INTERPRETER = shared
+        for name, verb in before.items():
+            setattr(triton, name, verb)
+
+
 def jobs(arch: str) -> dict[str, Callable[[], dict]]:
     """The cases of this architecture."""
     others = tuple(other for other in conformance.ARCHS if other != arch)
@@ -68,5 +83,16 @@ def jobs(arch: str) -> dict[str, Callable[[], dict]]:
 def equal(case: Callable[[], None]) -> dict:
     to = torch.device("cuda", torch.cuda.current_device())
     with kernels_on(to, device.verbs(cuda.LAUNCHER), cuda.LAUNCHER):
+        case()
+    return {"outcome": "equal"}
+
+
+def triton_jobs() -> dict[str, Callable[[], dict]]:
+    """The cases of the backend `triton`."""
+    return {name: partial(triton_equal, case) for name, case in triton_cases.table().items()}
+
+
+def triton_equal(case: Callable[[], None]) -> dict:
+    with triton_on(torch.device("cuda", torch.cuda.current_device())):
         case()
     return {"outcome": "equal"}

@@ -1,5 +1,5 @@
-"""The process that uses the GPU: `python -m benchmarks.gpu.jobs`, for benchmarks/gpu_check.py, which may kill it. Standard input: a
-JSON list of the jobs that are done. Standard output: a JSON line as each job starts, and one as it ends."""
+"""The process that uses the GPU: `python -m benchmarks.gpu.jobs BACKEND`, for benchmarks/gpu_check.py, which may kill it. Standard
+input: a JSON list of the jobs that are done. Standard output: a JSON line as each job starts, and one as it ends."""
 
 import json
 import sys
@@ -28,11 +28,25 @@ def run(jobs: dict[str, Callable[[], dict]], done: set[str], emit: Callable[[dic
     return True
 
 
-def main():
+def jobs_of(backend: str) -> dict[str, Callable[[], dict]]:
+    """Of "cuda" or "triton", which backend="auto" is from now on."""
     import torch
 
     from benchmarks.gpu import conformance, speed
-    from mxmoe.backends import cuda
+    from mxmoe import backends
+
+    backends.fast = lambda device_type: (backend if device_type == "cuda" else "host",)
+    if backend == "cuda":
+        cases = conformance.jobs(backends.get("cuda").LAUNCHER.arch(torch.device("cuda", 0)))
+    else:
+        cases = conformance.triton_jobs()
+    return {f"conformance: {name}": job for name, job in cases.items()} | {
+        f"speed: {name}": job for name, job in speed.jobs(backend).items()
+    }
+
+
+def main():
+    import torch
 
     def emit(line: dict):
         print(json.dumps(line), flush=True)
@@ -45,9 +59,7 @@ def main():
         return True
 
     torch.set_num_threads(min(8, torch.get_num_threads()))
-    jobs = {f"conformance: {name}": job for name, job in conformance.jobs(cuda.LAUNCHER.arch(torch.device("cuda", 0))).items()}
-    jobs |= {f"speed: {name}": job for name, job in speed.jobs().items()}
-    run(jobs, set(json.load(sys.stdin)), emit, healthy)
+    run(jobs_of(sys.argv[1]), set(json.load(sys.stdin)), emit, healthy)
 
 
 if __name__ == "__main__":

@@ -52,23 +52,24 @@ def make_seconds(target: str, run: Run) -> float:
     return time.monotonic() - start
 
 
-def measured_on_gpu() -> tuple[Path, dict]:
-    """The newest results of gpu_check."""
+def measured_on_gpu(backend: str) -> tuple[Path, dict]:
+    """The newest results of gpu_check of this backend."""
     results = ROOT / "benchmarks" / "results"
-    found = [(path, content) for path in results.glob("*.json") if "conformance" in (content := json.loads(path.read_text()))]
+    read = [(path, json.loads(path.read_text())) for path in results.glob("*.json")]
+    found = [(path, content) for path, content in read if "conformance" in content and content.get("backend", "cuda") == backend]
     if not found:
-        raise NotMeasured("no GPU; `python -m benchmarks.gpu_check` on a machine with one")
+        raise NotMeasured(f"no GPU; `python -m benchmarks.gpu_check --backend {backend}` on a machine with one")
     return max(found, key=lambda entry: entry[0].stat().st_mtime)
 
 
-def conformance_on_gpu(run: Run) -> float:
-    path, content = measured_on_gpu()
+def conformance_on_gpu(backend: str, run: Run) -> float:
+    path, content = measured_on_gpu(backend)
     run.note(path.name)
     return len(content["failures"])
 
 
-def speed_on_gpu(name: str, run: Run) -> float:
-    path, content = measured_on_gpu()
+def speed_on_gpu(name: str, run: Run, backend: str = "cuda") -> float:
+    path, content = measured_on_gpu(backend)
     run.note(path.name)
     row = content["speed"].get(name, {"outcome": "not run"})
     if row["outcome"] != "measured":
@@ -84,7 +85,7 @@ BARS = [
     Bar("interpreter build on 2 cores", "<=", 120, "s", partial(build_seconds, "_interp"), kind="time", long=True),
     Bar("make test, built, on 2 cores", "<", 660, "s", partial(make_seconds, "test"), kind="time", long=True),
     Bar("make test-deep, on 2 cores", "<", 3600, "s", partial(make_seconds, "test-deep"), kind="time", long=True),
-    Bar("on a GPU: conformance", "<=", 0, "wrong results", conformance_on_gpu),
+    Bar("on a GPU: conformance", "<=", 0, "wrong results", partial(conformance_on_gpu, "cuda")),
     Bar("on a GPU: quantize mxfp8", ">=", 0.8, "x copy bandwidth", partial(speed_on_gpu, "quantize mxfp8 row")),
     Bar("on a GPU: grouped_mm bf16", ">=", 0.9, "x torch._grouped_mm", partial(speed_on_gpu, "grouped_mm bf16")),
     Bar("on a GPU: moe_decode mxfp8", ">=", 0.6, "x copy bandwidth", partial(speed_on_gpu, "moe_decode mxfp8")),
