@@ -13,6 +13,7 @@ COMMANDS = {
     "eval": ("rl.evals.command", "run a suite of tasks; report and compare runs"),
     "tasks": ("rl.tasks.command", "make, check and list tasks"),
     "train": ("rl.train", "the asynchronous loop: from a base and tasks to weights that do better"),
+    "view": ("rl.view.command", "browse a run's rollouts, token by token, on a local page"),
 }
 
 

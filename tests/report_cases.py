@@ -1,10 +1,6 @@
 """Runs as the runner leaves them, and their page opened and clicked through in a browser without a screen."""
 
-import html
 import json
-import re
-import shutil
-import subprocess
 
 from rl.evals.page import page
 from rl.evals.runner import Evaluation, Result, Settings
@@ -13,6 +9,7 @@ from rl.evals.summary import summarize
 from rl.evals.targeted import SUITES
 from rl.harness.toolsets import tool_set
 from rl.harness.trajectory import Trajectory
+from tests import browser
 
 
 def written(directory, model, rate, tokens):
@@ -78,12 +75,6 @@ def two_runs(directory):
 
 def clicked(directory):
     """What is seen after clicks on a point of the plot, a task, an attempt, its diff and its transcript; None without a browser."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        return None
     copy = directory / "page.html"
     copy.write_text(page(two_runs(directory)).replace("</body>", f"{CLICKS}</body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,900", f"--user-data-dir={directory / 'browser'}"]
-    command = [browser, *options, "--virtual-time-budget=3000", "--dump-dom", copy.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
+    return browser.seen(copy.as_uri(), directory)

@@ -1,10 +1,7 @@
 """Phases end to end, what they begin with, evaluations and the page."""
 
-import html
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -13,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import browser
 from tests.test_train import cache_dir, config, corpus, options  # noqa: F401
 from training.__main__ import main
 from training.base import find_base, read_model
@@ -184,21 +182,11 @@ MEASURE = """<script>addEventListener("load", () => {
 
 def check_in_browser(page: Path) -> None:
     """Laid out by a browser without a screen: everything has a size, nothing overlaps, sticks out or is wider than the window."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        return
     copy = page.with_name("measured.html")
     copy.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
-    options_ = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--window-size=900,900",
-        f"--user-data-dir={page.parent / 'browser'}",
-    ]
-    command = [browser, *options_, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
+    found = browser.seen(copy.as_uri(), page.parent)
+    if found is None:
+        return
     assert found.pop("curves") > 5
     assert not any(found.values()), found
 

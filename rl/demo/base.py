@@ -44,8 +44,7 @@ def make_base(
     """The directory of the base of this recipe and seed, laid out as a run of `training`: one below `directory`, made where it is
     not there yet, as a whole or not at all. Tells `on_progress` every step."""
     recipe = recipe or BaseRecipe()
-    stated = json.dumps({"recipe": asdict(recipe), "seed": seed}, sort_keys=True)
-    place = Path(directory) / f"base-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
+    place = place_of(directory, recipe, seed)
     if place.exists():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +56,8 @@ def make_base(
         config = Config(**{name: getattr(recipe, name) for name in SIZES}, seq_len=recipe.max_length)
         state = {"model": model.state_dict(), "config": flat(config), "model_config": asdict(model.config)}
         Checkpoints(made / "checkpoints").save(recipe.pretrain_steps + recipe.sft_steps, state)
-        (made / "base.json").write_text(json.dumps(json.loads(stated) | {"seconds": time.monotonic() - start}, indent=1) + "\n")
+        stated = {"recipe": asdict(recipe), "seed": seed, "seconds": time.monotonic() - start}
+        (made / "base.json").write_text(json.dumps(stated, indent=1) + "\n")
         try:
             os.rename(made, place)
         except OSError:
@@ -66,6 +66,12 @@ def make_base(
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return place
+
+
+def place_of(directory: str | Path, recipe: BaseRecipe, seed: int) -> Path:
+    """Where the base of a recipe and seed is, or would be."""
+    stated = json.dumps({"recipe": asdict(recipe), "seed": seed}, sort_keys=True)
+    return Path(directory) / f"base-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
 
 def load_base(path: str | Path) -> tuple[Model, Vocabulary, BaseRecipe]:
