@@ -196,11 +196,7 @@ class Learner:
         return total
 
     def _recorded(self, segments: list[Segment]) -> list[Tensor] | None:
-        """(T, K) of every MoE layer; None: no replay, or not recorded."""
-        if not self.replay or not self.model.moe_layers or any(segment.experts is None for segment in segments):
-            return None
-        experts = np.concatenate([segment.experts for segment in segments]).astype(np.int32)
-        return [torch.from_numpy(np.ascontiguousarray(experts[:, layer])) for layer in range(experts.shape[1])]
+        return recorded_experts(segments) if self.replay and self.model.moe_layers else None
 
 
 def packed_logits(model: Model, segments: Sequence[Segment], replay: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,6 +211,14 @@ def packed_logits(model: Model, segments: Sequence[Segment], replay: list[Tensor
     x_TD, _ = model.trunk(ids[None], positions[None], replay=replay)
     own = torch.repeat_interleave(torch.arange(len(segments)), lengths)
     return model.head(x_TD[chosen - 1]), ids[chosen], own[chosen]
+
+
+def recorded_experts(segments: Sequence[Segment]) -> list[Tensor] | None:
+    """What segments laid end to end recorded: (T, K) int32 of every MoE layer; None: one of them did not."""
+    if any(segment.experts is None for segment in segments):
+        return None
+    experts = np.concatenate([segment.experts for segment in segments]).astype(np.int32)
+    return [torch.from_numpy(np.ascontiguousarray(experts[:, layer])) for layer in range(experts.shape[1])]
 
 
 def marked(segments: Sequence[Segment]) -> Tensor:

@@ -80,7 +80,7 @@ class Loop:
         self._evaluations: deque[Evaluation] = deque()
         self._batch: list[Group] = []
         self._stepping: Future | None = None
-        self._recording: list[Future] = []
+        self._told: list[Future] = []  # of the learner, beside its steps
         self._started = self._saved = self._stepped = self._asked = time.monotonic()
         self._before = self.seconds
         self._learner_idle_since: float | None = time.monotonic()
@@ -278,9 +278,17 @@ class Loop:
         if self._stepping is not None and self._stepping.done():
             self._end_step()
         if self._stepping is None and min(self.versions) < self.reconciler.step and self._is_late():
-            self.learner.call("republish")
+            self._told.append(self.learner.call("republish"))
+        self._check_told()
         if time.monotonic() - self._saved > SAVE_S:
             self._save()
+
+    def _check_told(self) -> None:
+        """Raises what the learner could not do beside its steps: a checkpoint on a full disk, say. Its death shows in a step."""
+        done, self._told = [f for f in self._told if f.done()], [f for f in self._told if not f.done()]
+        for future in done:
+            if (error := future.exception()) is not None and not isinstance(error, ActorDied):
+                raise error
 
     def _is_late(self) -> bool:
         """Whether samplers have been behind for a while: at most once in LATE_S."""
@@ -356,7 +364,7 @@ class Loop:
                 del self._samples[name]
         self._save()
         step = self.reconciler.step
-        self._recording = [f for f in self._recording if not f.done()] + [self.learner.call("recorded", step)]
+        self._told.append(self.learner.call("recorded", step))
         now = time.monotonic()
         self.on_step(self._numbers(report, times, facts, now - self._stepped, now - self._sent))
         self._stepped = self._learner_idle_since = now

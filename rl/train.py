@@ -68,15 +68,19 @@ def configured(defaults: dict, options: dict, resume: bool) -> RunConfig:
 
 
 def prepare(config: RunConfig, resume: bool, overwrite: bool) -> None:
-    """Makes the directory and writes the configuration, so that the run can be gone on with from its first moment."""
+    """Makes the directory and writes the configuration, so that the run can be gone on with from its first moment.
+
+    FileExistsError where it holds a run that got anywhere, or one of `training`, and neither `resume` nor `overwrite` is given.
+    """
     directory = Path(config.run_dir)
-    if (directory / CONFIG).exists() and not resume:
-        if (directory / STATE).exists() and not overwrite:
+    if not resume:
+        if any((directory / name).exists() for name in (STATE, "checkpoints")) and not overwrite:
             raise FileExistsError(f"{directory} holds a run: continue it with --resume or replace it with --overwrite")
-        for name in ("checkpoints", "weights", "rollouts", "batches", "evaluations", "tensorboard"):
-            shutil.rmtree(directory / name, ignore_errors=True)
-        for name in (STATE, "metrics.jsonl", "loads.jsonl", CONFIG):
-            (directory / name).unlink(missing_ok=True)
+        if overwrite or (directory / CONFIG).exists():  # what a start that failed has left; without it, nothing here is of a run
+            for name in ("checkpoints", "weights", "rollouts", "batches", "evaluations", "tensorboard"):
+                shutil.rmtree(directory / name, ignore_errors=True)
+            for name in (STATE, "metrics.jsonl", "loads.jsonl", CONFIG):
+                (directory / name).unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n")
 

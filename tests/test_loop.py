@@ -213,6 +213,20 @@ def test_groups_that_failed_are_left_out_and_a_step_without_any_sample_is_an_err
         loop.run()
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_nothing_is_lost(monkeypatch, tmp_path, base):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, make_loop(patch, tmp_path, base, steps=8, save_every=2) as loop:
+        patch.setattr(loop.learner._made.checkpoints, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            loop.run()
+    with make_loop(monkeypatch, tmp_path, base, steps=8, save_every=2) as loop:
+        assert loop.reconciler.step >= 2  # from the batches: there is no checkpoint
+        assert loop.run()
+        assert loop.reconciler.step == 8
+
+
 def test_a_directory_of_another_run_is_refused(monkeypatch, tmp_path, base):
     with make_loop(monkeypatch, tmp_path, base, steps=1) as loop:
         loop.run()

@@ -42,6 +42,36 @@ def test_a_dry_run_says_what_would_run_where_and_touches_nothing(tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("left", ["checkpoints/step-00000010/state.json", "state.json"])
+def test_what_a_directory_holds_is_not_lost(tmp_path, capsys, left):
+    """Also where it is a run of `training`; what a start that failed has left is no run."""
+    kept = tmp_path / left
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["train", "--run-dir", str(tmp_path), "--place", "inline", "--base", "/nonexistent"])
+    assert "holds a run" in capsys.readouterr().err
+    assert kept.exists()
+    kept.unlink()
+    for directory in reversed(list((tmp_path / "checkpoints").rglob("*"))):
+        directory.rmdir()
+    if (tmp_path / "checkpoints").exists():
+        (tmp_path / "checkpoints").rmdir()
+    with pytest.raises(SystemExit):
+        main(["train", "--run-dir", str(tmp_path), "--place", "inline", "--base", "/nonexistent"])
+    assert "neither a run" in capsys.readouterr().err
+
+
+def test_a_directory_without_a_run_keeps_its_files(tmp_path, capsys):
+    kept = tmp_path / "weights" / "mine"
+    kept.parent.mkdir()
+    kept.write_text("")
+    with pytest.raises(SystemExit):
+        main(["train", "--run-dir", str(tmp_path), "--place", "inline", "--base", "/nonexistent"])
+    assert kept.exists()
+
+
 def test_a_run_in_real_sandboxes_goes_on_where_it_stopped(tmp_path, base, capsys):
     run_dir = tmp_path / "run"
     values = QUICK | {"steps": 2, "place": "inline", "base": base, "run_dir": run_dir, "cache_dir": base.parent, "heldout_tasks": 2}

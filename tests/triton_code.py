@@ -34,10 +34,8 @@ PTX = re.compile(
     r"atom\.[\w.]*|ex2\.[\w.]*|\w+\.ftz\.f32)"
 )
 SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?((?:HGMMA|UTC\w*MMA|HMMA|QMMA|OMMA|LDL|STL)[\w.]*)", re.M)
-EVERY = (
-    "sm_90",
-    "sm_100",
-)  # where every launch is compiled; elsewhere one of each kernel and configuration, of products per format
+# Where every launch is compiled; elsewhere one of each kernel and configuration, of products per format.
+EVERY = ("sm_90", "sm_100")
 
 
 @cache

@@ -43,35 +43,34 @@ def mirrored(verb: Callable, to: torch.device) -> Callable:
 
 
 @contextmanager
-def kernels_on(to: torch.device, verbs: dict[str, Callable], launcher: device.Launcher):
-    """Within, backend="interpreter" on CPU tensors runs `verbs` on `to`."""
-    before = {name: getattr(interpreter, name) for name in verbs if name != "empty"}
-    before_quantize = interpreter_cases.run_quantize
-    for name in before:
-        setattr(interpreter, name, mirrored(verbs[name], to))
-    quantize = mirrored(partial(run_quantize, launcher), to)
-    interpreter_cases.run_quantize = lambda _, *args, blocked: quantize(*args, blocked)
+def replaced(module, values: dict[str, object]):
+    """Within, the module's names have these values."""
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
     try:
         yield
     finally:
-        interpreter_cases.run_quantize = before_quantize
-        for name, verb in before.items():
-            setattr(interpreter, name, verb)
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+@contextmanager
+def kernels_on(to: torch.device, verbs: dict[str, Callable], launcher: device.Launcher):
+    """Within, backend="interpreter" on CPU tensors runs `verbs` on `to`."""
+    quantize = mirrored(partial(run_quantize, launcher), to)
+    verbs = {name: mirrored(verb, to) for name, verb in verbs.items() if name != "empty"}
+    run = {"run_quantize": lambda _, *args, blocked: quantize(*args, blocked)}
+    with replaced(interpreter, verbs), replaced(interpreter_cases, run):
+        yield
 
 
 @contextmanager
 def triton_on(to: torch.device):
     """Within, backend="triton" on CPU tensors runs on `to`, and its cases are those of the interpreter's file."""
-    before, shared = {name: getattr(triton, name) for name in triton.VERBS}, interpreter_cases.INTERPRETER
-    interpreter_cases.INTERPRETER = triton_cases.TRITON
-    for name, verb in before.items():
-        setattr(triton, name, mirrored(verb, to))
-    try:
+    verbs = {name: mirrored(getattr(triton, name), to) for name in triton.VERBS}
+    with replaced(triton, verbs), replaced(interpreter_cases, {"INTERPRETER": triton_cases.TRITON}):
         yield
-    finally:
-        interpreter_cases.INTERPRETER = shared
-        for name, verb in before.items():
-            setattr(triton, name, verb)
 
 
 def jobs(arch: str) -> dict[str, Callable[[], dict]]:

@@ -68,7 +68,7 @@ def make_base(
     return place
 
 
-def place_of(directory: str | Path, recipe: BaseRecipe, seed: int) -> Path:
+def place_of(directory: str | Path, recipe: BaseRecipe, seed: int = 0) -> Path:
     """Where the base of a recipe and seed is, or would be."""
     stated = json.dumps({"recipe": asdict(recipe), "seed": seed}, sort_keys=True)
     return Path(directory) / f"base-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"

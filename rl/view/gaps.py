@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rl.learner import marked, packed_logits, recorded_experts
 from rl.objective import token_log_probs
 from rl.rollout import Rollout
 from rl.segments import Segment
@@ -71,16 +72,10 @@ class Gaps:
         return int(path.name.rpartition("-")[2]), "checkpoints"
 
     def _gap(self, segment: Segment, temperature: float, replay: bool) -> list[float | None]:
-        chosen = [i for i, m in enumerate(segment.mask) if m and i]
         out: list[float | None] = [None] * len(segment.ids)
-        if not chosen:
-            return out
-        ids, rows = torch.tensor(segment.ids), torch.tensor(chosen)
-        recorded = None
-        if replay and segment.experts is not None:
-            recorded = list(torch.from_numpy(segment.experts).int().transpose(0, 1).contiguous())
-        x_TD, _ = self._model.trunk(ids[None], torch.arange(len(ids))[None], replay=recorded)
-        log_probs = token_log_probs(self._model.head(x_TD[rows - 1]), ids[rows], temperature)
-        for i, log_prob in zip(chosen, log_probs.tolist(), strict=True):
-            out[i] = log_prob - segment.log_probs[i]
+        chosen = marked([segment]).nonzero()[:, 0].tolist()
+        if chosen:
+            logits, ids, _ = packed_logits(self._model, [segment], recorded_experts([segment]) if replay else None)
+            for i, log_prob in zip(chosen, token_log_probs(logits, ids, temperature).tolist(), strict=True):
+                out[i] = log_prob - segment.log_probs[i]
         return out

@@ -7,18 +7,8 @@ from typing import Any
 from rl.view.index import UNREADABLE, Damaged, Index, listed
 
 Curves = dict[str, list[tuple[int, float | None]]]  # by name: (step, value), None where it was not finite
-NUMBERS = (
-    "version",
-    "tasks",
-    "samples",
-    "mean",
-    "mean_error",
-    "best",
-    "best_error",
-    "parsed",
-    "calls",
-    "tokens",
-)  # of an evaluation
+# Of an evaluation.
+NUMBERS = ("version", "tasks", "samples", "mean", "mean_error", "best", "best_error", "parsed", "calls", "tokens")
 
 
 def overview(index: Index) -> dict[str, Any]:
