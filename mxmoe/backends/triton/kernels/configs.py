@@ -47,7 +47,7 @@ def _grouped_mm(arch: str, compute: str, decoded: bool, packed: bool, aligned: b
     if arch == "interpreter":
         return dict(BM=128, BN=128, BK=128, num_warps=4)
     if compute == "fp32":
-        return dict(BM=32, BN=64, BK=16, num_warps=4, num_stages=2)
+        return dict(BM=32, BN=32 if arch == "sm_80" else 64, BK=16, num_warps=4, num_stages=2)
     blackwell = arch in ("sm_100", "sm_103")
     if compute == "scaled" and blackwell:  # their tensor cores take scales with 128 rows only
         return dict(BM=128, BN=64 if aligned and not packed else 32, BK=128, num_warps=8, num_stages=3)
