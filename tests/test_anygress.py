@@ -2,6 +2,7 @@
 
 import errno
 import http.client
+import json
 import socket
 import ssl
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from rl.environments.egress.certificates import Authority, variables
-from rl.environments.egress.policy import Denied, Policy, Rule, host_name, judge, kept, plain_path
+from rl.environments.egress.policy import Denied, Policy, Rule, host_name, judge, kept, plain_path, read_policies
 from rl.environments.egress.proxy import Names
 from rl.environments.egress.redirect import Unavailable, inside, open_door
 from tests.egress_cases import Place, missing, namespace, servers
@@ -68,6 +69,38 @@ def test_headers_of_the_connection_and_sensitive_ones_go():
 def test_rules_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=r"host|tunnel"):
         Rule(**wrong)
+
+
+def test_policies_are_read_from_json(tmp_path):
+    told = {
+        "a": {"rules": [{"host": "*.test", "ports": [8443], "tls": "tunnel"}, {"host": "b.org", "private": True}], "connections": 3}
+    }
+    path = tmp_path / "policies.json"
+    path.write_text(json.dumps({**told, "shut": {}}))
+    rules = (Rule("*.test", ports=(8443,), tls="tunnel"), Rule("b.org", private=True))
+    assert read_policies(path) == {"a": Policy(rules, connections=3), "shut": Policy()}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("{", "Expecting"), ("[]", "by name, got list"), ('{"a": []}', "'a': must be an object"),
+        ('{"a": {"rules": {}}}', "list of rules"),
+        ('{"a": {"rules": ["x"]}}', "Rule must be an object"), ('{"a": {"rules": [{}]}}', "host"),
+        ('{"a": {"rules": [{"host": 1}]}}', "host must be str"), ('{"a": {"rules": [{"host": "A.test"}]}}', "lower-case"),
+        ('{"a": {"rules": [{"host": "a.test", "ports": 80}]}}', "ports must be list"),
+        ('{"a": {"rules": [{"host": "a.test", "ports": ["80"]}]}}', "list of int"),
+        ('{"a": {"rules": [{"host": "a.test", "private": 1}]}}', "private must be bool"),
+        ('{"a": {"rules": [{"host": "a.test", "tls": "no"}]}}', "tls must be"), ('{"a": {"connection": 3}}', "no 'connection'"),
+        ('{"a": {"connections": true}}', "connections must be int"),
+    ],
+)  # fmt: skip
+def test_policies_that_are_none_are_refused(tmp_path, text, wrong):
+    path = tmp_path / "policies.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=wrong) as raised:
+        read_policies(path)
+    assert str(path) in str(raised.value)
 
 
 def test_names_give_out_few_addresses():

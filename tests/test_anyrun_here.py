@@ -1,6 +1,7 @@
 """Anyrun and Anygress on this machine's own sandboxes: the command line from outside, and a way out of one."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -10,7 +11,10 @@ import time
 
 import pytest
 
+from rl.environments.anyrun.agent import Agent
 from rl.environments.anyrun.rpc import Client
+from rl.environments.anyrun.scheduler import Config
+from rl.environments.anyrun.service import Anyrun
 from rl.environments.egress.policy import Policy, Rule
 from rl.environments.egress.way_out import way_out
 from rl.environments.sandbox import SandboxLost, Unsupported
@@ -63,6 +67,62 @@ def test_a_sandbox_reaches_one_host_and_nothing_else():
 
         with pytest.raises(Unsupported):
             asyncio.run(refused())
+
+
+def test_a_tenant_names_a_way_out(tmp_path):
+    """It lasts as long as its environment, and is no other's."""
+    if missing():
+        pytest.skip(missing())
+
+    async def main(here, seen):
+        anyrun = Anyrun(Config(fork_away=False, pressure=(1e3,) * 4))
+        await anyrun.start()
+        await anyrun.add_node("n0", here)
+        name, steady = image().parent.name, [100, 128, 64, 32]
+
+        async def fetch(env, url):
+            return (await anyrun.exec("me", env, ["python3", "-c", FETCH, url]))["stdout"].decode()
+
+        async def emptied():
+            for _ in range(500):
+                if not here.sandboxes:
+                    return True
+                await asyncio.sleep(0.02)
+
+        def make(key, **options):
+            return anyrun.create("me", key, name, steady, **options)
+
+        try:
+            with pytest.raises(ValueError, match="one of open, shut, got 'other'"):
+                await make("0", egress="other")
+            assert await emptied()
+            one, shut = [(await make(key, egress=key))["id"] for key in ("open", "shut")]
+            without = (await make("none"))["id"]
+            fork = (await make("fork", parent=one))["id"]
+            assert await fetch(one, "http://open.test/a") == "hello\n"
+            for env in (shut, without, fork):
+                assert "hello" not in await fetch(env, "http://open.test/b")
+            assert (await make("open", egress="open"))["id"] == one  # a repetition
+            again = (await make("again", parent=one, egress="open"))["id"]
+            assert await fetch(again, "http://open.test/c") == "hello\n"
+            await asyncio.gather(*(anyrun.destroy("me", env) for env in (one, shut, without, fork, again)))
+            assert await emptied()
+            assert not here.ways
+        finally:
+            await anyrun.close()
+            await here.close_ways()
+        assert {path for _, path, _, _ in seen} == {"/a", "/c"}
+        logged = [json.loads(line) for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+        assert {entry["verdict"] for entry in logged} >= {"allow", "deny"}
+
+    with servers(["open.test"]) as (seen, _, ports), open_or_skip("namespaces") as backend:
+
+        async def near(host, port):
+            return [("127.0.0.1", ports[port])]
+
+        policies = {"open": Policy((Rule("open.test", private=True),)), "shut": Policy()}
+        here = Agent(backend, [10**6] * 4, IMAGES, policies=policies, audit=tmp_path, resolver=near)
+        asyncio.run(main(here, seen))
 
 
 def test_the_command_line_serves_sandboxes():

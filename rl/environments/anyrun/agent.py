@@ -5,28 +5,48 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl.environments.anyrun.shapes import MIB
+from rl.environments.egress.policy import Policy
+from rl.environments.egress.proxy import Resolver, resolve
+from rl.environments.egress.way_out import way_out
 from rl.environments.sandbox import ImageError, Limits, Sandbox, SandboxBackend, SandboxLost, SandboxSpec
 
-METHODS = ("start", "stop", "exec", "read", "write", "renew", "report")
+METHODS = ("start", "stop", "exec", "read", "write", "renew", "report", "egress")
 CONTROL, COMMANDS = 64, 2048  # threads at most
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 KEEP_S = 3600.0  # a placement that was stopped before its start arrived is not started any more
 
 
+@dataclass(frozen=True)
+class Way:
+    """Out of a placement: the policy's name, the variables of its commands, and what closes it."""
+
+    policy: str
+    variables: dict[str, str]
+    stack: AsyncExitStack
+
+
 class Agent:
     """Blocking verbs of a backend run in threads. `start` and `stop` may come in any order and any number of times: a start under
     way is joined, and a stop is over when nothing is left. `images`: directory whose entries tenants may name; without one they
-    name none but "", unless `any_image`, which is for tests: an image is a directory of the host."""
+    name none but "", unless `any_image`, which is for tests: an image is a directory of the host. `policies`: those that tenants
+    may name as a way out; without a name, nothing leaves. `audit`: directory of what went out, a file for each sandbox."""
 
     def __init__(
-        self, backend: SandboxBackend, capacity: list[int] | None = None, images: Path | None = None, any_image: bool = False
-    ):
+        self, backend: SandboxBackend, capacity: list[int] | None = None, images: Path | None = None, any_image: bool = False,
+        policies: Mapping[str, Policy] | None = None, audit: Path = Path("anygress"), resolver: Resolver = resolve,
+    ):  # fmt: skip
         self.backend, self.capacity, self.image_store, self.any_image = backend, capacity or machine(), images, any_image
+        self.policies, self.audit, self.resolver = dict(policies or {}), audit, resolver
         self.sandboxes: dict[int, Sandbox] = {}
+        self.ways: dict[int, Way] = {}
+        self.openings: dict[int, asyncio.Task] = {}
         self.stopped: dict[int, float] = {}
         self.images: set[str] = set()
         self.starts: dict[int, asyncio.Task] = {}
@@ -85,9 +105,33 @@ class Agent:
     async def _stop(self, placement: int):
         if placement in self.starts:
             await asyncio.wait([self.starts[placement]])
+        await self._close_way(placement)
         if placement in self.sandboxes:
             await self._run(self.sandboxes[placement].destroy)
             self.sandboxes.pop(placement, None)
+
+    async def egress(self, placement: int, policy: str) -> None:
+        """From now on the sandbox reaches what this policy allows, and commands have the variables for it."""
+        if policy not in self.policies:
+            raise ValueError(f"egress must be one of {', '.join(self.policies) or 'no policies here'}, got {policy[:100]!r}")
+        self._sandbox(placement)
+        if placement not in self.ways:
+            await joined(self.openings, placement, lambda: self._open_way(placement, policy))
+        if self.ways[placement].policy != policy:
+            raise ValueError(f"egress is {self.ways[placement].policy!r} already, got {policy[:100]!r}")
+
+    async def _open_way(self, placement: int, policy: str):
+        sandbox, stack = self._sandbox(placement), AsyncExitStack()
+        self.audit.mkdir(parents=True, exist_ok=True)
+        way = way_out(sandbox, self.policies[policy], log=self.audit / f"{sandbox.id}.jsonl", resolver=self.resolver)
+        self.ways[placement] = Way(policy, await stack.enter_async_context(way), stack)
+        if placement in self.stopped:
+            await self._close_way(placement)
+            raise SandboxLost(f"placement {placement} was stopped while its way out was opened")
+
+    async def _close_way(self, placement: int):
+        if way := self.ways.pop(placement, None):
+            await way.stack.aclose()
 
     async def _command(self, placement: int, verb: str, *arguments, **options):
         """A verb that may take as long as it likes."""
@@ -95,6 +139,8 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(self.commands, lambda: call(*arguments, **options))
 
     async def exec(self, placement: int, command, **options) -> dict:
+        if way := self.ways.get(placement):
+            options["env"] = way.variables | (options.get("env") or {})
         return vars(await self._command(placement, "exec", command, **options))
 
     async def read(self, placement: int, path: str, **options) -> bytes:
@@ -119,7 +165,14 @@ class Agent:
             return list(self.sandboxes)
 
         placements = await self._run(alive)
+        for placement in self.ways.keys() - self.sandboxes.keys():
+            await self._close_way(placement)
         return {"capacity": self.capacity, "live": live(), "alive": placements, "images": sorted(self.images)}
+
+    async def close_ways(self):
+        """Before `close`, where ways out were opened: nothing leaves any more."""
+        for placement in list(self.ways):
+            await self._close_way(placement)
 
     def close(self):
         self.backend.close()

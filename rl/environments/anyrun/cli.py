@@ -19,6 +19,7 @@ from rl.environments.anyrun.rpc import Client, Server
 from rl.environments.anyrun.scheduler import Config
 from rl.environments.anyrun.shapes import RESOURCES
 from rl.environments.anyrun.sim import Plan, simulate
+from rl.environments.egress.policy import read_policies
 
 TOKEN = "ANYRUN_TOKEN"
 
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         command.add_argument("--host", default="127.0.0.1")
         command.add_argument("--backend", default="namespaces")
         command.add_argument("--images", type=Path, help="directory of images that tenants may name")
+        command.add_argument("--egress", type=Path, metavar="FILE", help="JSON: ways out that tenants may name, each a policy")
+        command.add_argument("--audit", type=Path, default=Path("anygress"), help="directory of logs of what went out")
         command.add_argument(
             "--allow-unsafe", action="store_true", help="promises of isolation that the backend cannot keep here are waived"
         )
@@ -69,8 +72,13 @@ def backend_of(backend: str, allow_unsafe: bool):
     return open_backend(backend, **({"allow": "all"} if allow_unsafe else {}))
 
 
-async def serve(*, token, host, port, backend, images, allow_unsafe, tenant, node, ray, load):
-    here = agent.Agent(backend_of(backend, allow_unsafe), images=images)
+def agent_options(images: Path | None, egress: Path | None, audit: Path) -> dict:
+    return dict(images=images, policies=read_policies(egress) if egress else {}, audit=audit)
+
+
+async def serve(*, token, host, port, backend, images, egress, audit, allow_unsafe, tenant, node, ray, load):
+    options = agent_options(images, egress, audit)
+    here = agent.Agent(backend_of(backend, allow_unsafe), **options)
     anyrun = service.Anyrun(Config(fork_away=False, pressure=(load, *Config.pressure[1:])))
     await anyrun.start()
     await anyrun.add_node("local", here)
@@ -80,7 +88,7 @@ async def serve(*, token, host, port, backend, images, allow_unsafe, tenant, nod
         import ray as cluster
 
         cluster.init(ray)
-        for name, far in on_ray.start(backend, {"allow": "all"} if allow_unsafe else {}, images=images).items():
+        for name, far in on_ray.start(backend, {"allow": "all"} if allow_unsafe else {}, **options).items():
             await anyrun.add_node(name, far)
     tokens = {secret: name for name, secret in (entry.split("=", 1) for entry in tenant)}
     if service.ADMIN in tokens.values():
@@ -93,17 +101,19 @@ async def serve(*, token, host, port, backend, images, allow_unsafe, tenant, nod
     finally:
         await server.close()
         await anyrun.close()
+        await here.close_ways()
         here.close()
 
 
-async def serve_node(*, token, host, port, backend, images, allow_unsafe):
-    here = agent.Agent(backend_of(backend, allow_unsafe), images=images)
+async def serve_node(*, token, host, port, backend, images, egress, audit, allow_unsafe):
+    here = agent.Agent(backend_of(backend, allow_unsafe), **agent_options(images, egress, audit))
     server = Server(here, agent.METHODS, {token: service.ADMIN})
     print(await server.start(host, port), flush=True)
     try:
         await asyncio.Event().wait()
     finally:
         await server.close()
+        await here.close_ways()
         here.close()
 
 

@@ -29,6 +29,7 @@ class Actor:
             return False, described(error)
 
     async def close(self):
+        await self.agent.close_ways()
         self.agent.close()
 
 

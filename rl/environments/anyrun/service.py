@@ -135,9 +135,13 @@ class Anyrun:
 
     async def create(
         self, tenant: str, key: str, image: str, steady: list[int], peak: list[int] | None = None, lease_s: float = 600.0,
-        parent: int | None = None, wait_s: float = 60.0,
+        parent: int | None = None, wait_s: float = 60.0, egress: str = "",
     ) -> dict:  # fmt: skip
-        """An environment that answers, or its state after `wait_s`: the same one for the same key. `parent`: a fork of that one."""
+        """An environment that answers, or its state after `wait_s`: the same one for the same key. `parent`: a fork of that one.
+
+        egress: name of the policy of its way out, one of its node's; without it nothing leaves. It is open when the environment is
+        said to be running; where it cannot be opened, the environment ends.
+        """
         if parent is not None:
             self._own(tenant, parent)
         if len(key) > LONGEST or len(image) > LONGEST:
@@ -157,6 +161,12 @@ class Anyrun:
         state = self.scheduler.state(env)
         if state is None or state.startswith("ended"):
             raise gone(env, (state or "ended: forgotten").removeprefix("ended: "))
+        if egress and env in self.where:
+            try:
+                await self._call(tenant, env, "egress", self.call_s, policy=egress)
+            except (SandboxError, OSError, ValueError):
+                await self.destroy(tenant, env)
+                raise
         return {"id": env, "state": state, "node": self.where.get(env, (0, None))[1]}
 
     async def exec(self, tenant: str, env: int, command, **options) -> dict:

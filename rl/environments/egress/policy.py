@@ -10,8 +10,10 @@ allowed only by a rule that is that address. Paths match by `fnmatch` after the 
 
 import fnmatch
 import ipaddress
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
@@ -77,6 +79,8 @@ class Rule:
         host = self.host[2:] if self.host.startswith("*.") else self.host
         if host_name(host) != host:
             raise ValueError(f"host must be lower-case ASCII as in {host_name(host)!r}, got {self.host!r}")
+        if self.tls not in ("intercept", "tunnel"):
+            raise ValueError(f"tls must be intercept or tunnel, got {self.tls!r}")
         if self.tls == "tunnel" and (self.paths != ("*",) or self.websocket):
             raise ValueError("a tunnel cannot limit paths: nobody reads it")
 
@@ -100,6 +104,51 @@ class Policy:
             if rule.names(host) and port in rule.ports:
                 return rule
         raise Denied(f"no rule for {host}:{port}")
+
+
+def read_policies(path: Path) -> dict[str, Policy]:
+    """Policies by name, from JSON: {"pypi": {"rules": [{"host": "pypi.org", "paths": ["/simple/*"]}], "connections": 8}}.
+
+    Names and fields are those of `Policy` and `Rule`. ValueError says what is wrong, and in which policy.
+    """
+    try:
+        told = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{path}: policies must be an object by name, got {type(told).__name__}")
+    found = {}
+    for name, policy in told.items():
+        try:
+            rules = tuple(_built(Rule, rule) for rule in _listed(policy, "rules"))
+            found[name] = _built(Policy, {**policy, "rules": rules})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path}: policy {name!r}: {error}") from None
+    return found
+
+
+def _listed(policy, name: str) -> list:
+    if not isinstance(policy, dict) or not isinstance(rules := policy.get(name, []), list):
+        raise ValueError(f"must be an object with a list of {name}, got {policy!r}")
+    return rules
+
+
+def _built(kind: type, values) -> Policy | Rule:
+    """A Rule or Policy of values that JSON has: lists for tuples, and otherwise the types of the defaults."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} must be an object, got {values!r}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    known = {f.name: f for f in fields(kind)}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{kind.__name__} has no {name!r}, only {', '.join(known)}")
+        expected = str if name == "host" else type(known[name].default)
+        if type(value) is not expected:
+            raise ValueError(f"{name} must be {'list' if expected is tuple else expected.__name__}, got {value!r}")
+        inner = int if name == "ports" else str
+        if expected is tuple and name != "rules" and not all(type(item) is inner for item in value):
+            raise ValueError(f"{name} must be a list of {inner.__name__}, got {value!r}")
+    return kind(**values)
 
 
 def judge(rule: Rule, method: str, target: str, upgrade: bool):

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import h11
@@ -77,7 +78,7 @@ class Proxy:
     ):
         self.environment, self.policy, self.namespace, self.resolver = environment, policy, namespace, resolver
         self.authority, self.names = Authority(environment), Names(policy)
-        self.log = log if callable(log) else FileLog(log)
+        self.log = log if callable(log) else partial(append, log)
         self.connections: set[asyncio.Task] = set()
         self.bytes = 0
 
@@ -336,14 +337,10 @@ class Side:
         self.writer.close()
 
 
-class FileLog:
+def append(path: Path, entry: dict):
     """One JSON object a line."""
-
-    def __init__(self, path: Path):
-        self.file = open(path, "a", buffering=1)  # noqa: SIM115 (as long as the proxy)
-
-    def __call__(self, entry: dict):
-        self.file.write(json.dumps(entry) + "\n")
+    with open(path, "a") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 async def peek(connection: socket.socket, size: int = 1) -> bytes:
