@@ -52,6 +52,7 @@ class RunConfig:
     micro_tokens: int = 8192  # of a micro-batch
     kl_weight: float = 0.0  # of a sample's KL from the base, taken off its reward; 0: no copy of the base is kept
     kl_estimator: str = "k1"  # of that KL: k1 | k3
+    hint_weight: float = 0.0  # of the KL of a turn with an invalid call from the same weights told what is wrong with it; 0: none
     effort_weight: float = 0.0  # of the length penalty ((1 + k x)^(1-q) - 1) / (k (1-q)) of a run's effort x
     effort_k: float = 1.0  # its k
     effort_q: float = 0.5  # its q: 0 is a straight line, 1 a logarithm

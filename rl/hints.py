@@ -1,6 +1,7 @@
 """Textual hints on single turns, as a teacher: the same weights, shown the hint, say what the turn should have been.
 
     turn = hinted_turn(segment, 2, "The function is in b.py, not in a.py.", dialect)    # for `TrainSample.hints`
+    turns = hints_of(trajectory, dialect)                                               # of the turns with an invalid call
 
 What is trained is the turn as it was sampled, without the hint: each of its tokens' distributions moves towards the one that the
 hint gives (`rl.objective.distillation_loss`), on that turn only.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rl.harness.dialect import Dialect
+from rl.harness.trajectory import Trajectory
 from rl.segments import Segment
 
 
@@ -58,3 +60,18 @@ def hinted_turn(segment: Segment, number: int, hint: str, dialect: Dialect) -> H
         raise ValueError(f"segment must have the dialect's opening of a reply before turn {number}, got tokens of another")
     shown = [*before[: len(before) - len(opening)], *dialect.more([{"role": "user", "content": hint}])] if hint else before
     return HintedTurn((*before, *turn), (*shown, *turn), end - start)
+
+
+def hints_of(trajectory: Trajectory, dialect: Dialect) -> tuple[HintedTurn, ...]:
+    """Of every reply with an invalid call, the turn with what its tool answered told beforehand. Needs replies with token ids."""
+    turns = []
+    for step in trajectory.steps:
+        wrong = [result.text for result in step.results if result.kind == "invalid"]
+        if not wrong:
+            continue
+        before, own = step.reply.prompt_token_ids, step.reply.completion_token_ids
+        if not before or not own:
+            raise ValueError("trajectory must have the token ids of its replies, got one without")
+        told = Segment([*before, *own], [False] * len(before) + [True] * len(own))
+        turns.append(hinted_turn(told, 0, "Do not call so: " + " ".join(wrong), dialect))
+    return tuple(turns)

@@ -97,7 +97,8 @@ class Loop:
         names = ("turns", "seconds", "reply_tokens", "context_tokens")
         limits = LoopLimits(**{name: getattr(config, name) for name in names})
         settings = Settings("run", "policy", limits=limits)
-        self.workers = Workers(config.workers, self._next_job, self.environments, tools, settings, config.reward_weights)
+        fixed = tools, settings, config.reward_weights, config.hint_weight > 0
+        self.workers = Workers(config.workers, self._next_job, self.environments, *fixed)
 
     # Actors
 
@@ -117,6 +118,7 @@ class Loop:
             correction={"name": c.correction},
             kl_weight=c.kl_weight,
             kl_estimator=c.kl_estimator,
+            hint_weight=c.hint_weight,
             lr=c.lr,
             clip_norm=c.clip_norm,
             temperature=c.temperature,

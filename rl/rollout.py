@@ -21,6 +21,7 @@ from rl.evals.suites import Entry
 from rl.harness.builtin import SamplerModel
 from rl.harness.schema import ToolSet
 from rl.harness.trajectory import Trajectory
+from rl.hints import HintedTurn, hints_of
 from rl.learner import TrainSample
 from rl.rewards import Effort, Reward, RewardWeights, behaviours_of, reward_of
 from rl.segments import Segment, segments_of
@@ -42,11 +43,12 @@ class Rollout:
     patch: str = ""
     seconds: float = 0.0
     behaviours: dict[str, float] = field(default_factory=dict)  # shares, see rl.rewards
+    hints: tuple[HintedTurn, ...] = ()
     where: dict = field(default_factory=dict)  # sample, group, attempt, worker: as the reconciler has them
 
     @property
     def train_sample(self) -> TrainSample:
-        return TrainSample(self.segments, self.reward.total)
+        return TrainSample(self.segments, self.reward.total, self.hints)
 
     @property
     def calls(self) -> list[str]:
@@ -72,7 +74,7 @@ class Rollout:
             if s.experts is not None:
                 tensors[f"{i}.experts"] = torch.from_numpy(s.experts.copy())
         rest = {name: value for name, value in vars(self).items() if name not in ("segments", "reward")}
-        rest |= {"reward": asdict(self.reward), "segments": len(self.segments)}
+        rest |= {"reward": asdict(self.reward), "segments": len(self.segments), "hints": [asdict(turn) for turn in self.hints]}
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         save_file(tensors, part, {"rollout": json.dumps(rest)})
@@ -94,7 +96,8 @@ class Rollout:
                 segments.append(Segment(*lists, None if experts is None else experts.numpy()))
             if tensors:
                 raise ValueError(f"it has more than {len(segments)} segments")
-            return cls(segments=segments, reward=Reward(**rest.pop("reward")), **rest)
+            hints = [HintedTurn(tuple(h["ids"]), tuple(h["hinted"]), h["length"]) for h in rest.pop("hints")]
+            return cls(segments=segments, reward=Reward(**rest.pop("reward")), hints=tuple(hints), **rest)
         except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} is no rollout: {error}") from None
 
@@ -109,8 +112,11 @@ def roll_out(
     *,
     on_end: Callable[[], None] = lambda: None,
     verify: Callable[..., Verdict] = verify,
+    hinting: bool = False,
 ) -> Rollout:
     """Works on a task and has the work verified. on_end: called when the work is over and its verification begins.
+
+    hinting: turns with an invalid call become hinted ones (`rl.hints`).
 
     Raises SandboxError where the machinery failed.
     """
@@ -118,7 +124,8 @@ def roll_out(
     segments = segments_of(model.answers)
     reward = reward_of(trajectory, result.score, effort_of_tokens(segments, trajectory), weights, error=result.reason)
     behaviours = behaviours_of(trajectory)
-    told = segments, reward, result.score, result.status, trajectory.atif(), patch, result.seconds, behaviours
+    hints = hints_of(trajectory, model.dialect) if hinting else ()
+    told = segments, reward, result.score, result.status, trajectory.atif(), patch, result.seconds, behaviours, hints
     return Rollout(task.name, *told)
 
 

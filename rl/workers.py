@@ -69,7 +69,7 @@ class Job:
 
 
 class Workers:
-    """`count` threads. next_job(worker's name) gives their work, None where there is none now.
+    """`count` threads. next_job(worker's name) gives their work, None where there is none now. hinting: see `rl.rollout.roll_out`.
 
     An exception that is no SandboxError is a fault of the program: it is kept in `error`, and the workers stop.
     """
@@ -82,9 +82,10 @@ class Workers:
         tools: ToolSet,
         settings: Settings,
         weights: RewardWeights,
+        hinting: bool = False,
     ):
         self._next_job, self.environments = next_job, environments
-        self._tools, self._settings, self._weights = tools, settings, weights
+        self._tools, self._settings, self._weights, self._hinting = tools, settings, weights, hinting
         self.verdicts = Verdicts()
         self._closed = threading.Event()
         self.error: BaseException | None = None
@@ -120,7 +121,8 @@ class Workers:
         try:
             model = job.model()
             fixed = self._tools, self._settings, self._weights
-            rollout = roll_out(job.task(), model, sandboxes, *fixed, on_end=job.on_end, verify=self.verdicts)
+            rest = dict(on_end=job.on_end, verify=self.verdicts, hinting=self._hinting)
+            rollout = roll_out(job.task(), model, sandboxes, *fixed, **rest)
             error = "" if rollout.solved is not None else f"{rollout.status}: {rollout.reward.error}"
         except (SandboxError, OSError) as raised:
             if isinstance(raised, OSError) and sandboxes.backend.alive():

@@ -51,7 +51,7 @@ def make_base(directory: Path, **changes) -> Path:
     return Checkpoints(directory / "checkpoints").save(0, {"model": model.state_dict(), **values})
 
 
-def counted(task, model: SamplerModel, sandboxes, tools, settings, weights, *, on_end, verify) -> Rollout:
+def counted(task, model: SamplerModel, sandboxes, tools, settings, weights, *, on_end, verify, hinting) -> Rollout:
     """Two replies, and the share of good tokens in them as the result."""
     messages = [{"role": "user", "content": task.instruction}]
     for _ in range(2):

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from rl.harness.dialect import ChatDialect, TerseDialect
-from rl.hints import HintedTurn, hinted_turn, turns_of
+from rl.harness.model import Reply
+from rl.harness.schema import ToolResult, ToolSet
+from rl.harness.trajectory import Step, Trajectory
+from rl.hints import HintedTurn, hinted_turn, hints_of, turns_of
 from rl.learner import TrainSample
 from rl.segments import Segment, segments_of
 from tests.test_dialect import vocabulary
@@ -41,6 +44,27 @@ def test_the_teacher_reads_the_conversation_with_the_hint(make, family):
         hinted_turn(segment, 2, "x", dialect)
     with pytest.raises(ValueError, match="opening of a reply before turn 0"):
         hinted_turn(Segment([1, 2], [False, True]), 0, "x", dialect)
+
+
+def test_a_turn_with_an_invalid_call_is_told_what_its_tool_said():
+    dialect = ChatDialect(vocabulary(FAMILIES[0]))
+    start, reply = dialect.prompt(ASKED, []), [*dialect.vocabulary.encode("a"), dialect.turn]
+    more = dialect.more([{"role": "tool", "content": "gone"}])
+    tools = ToolSet([])
+    wrong = tools.call(None, "fly", {})
+
+    def step(before, result):
+        told = Reply(prompt_token_ids=tuple(before), completion_token_ids=tuple(reply))
+        return Step("agent", told, (result,))
+
+    second = [*start, *reply, *more]
+    steps = [step(start, ToolResult("gone")), step(second, wrong), step(start, ToolResult("no", "error"))]
+    trajectory = Trajectory("m", [], "", steps)
+    hint = {"role": "user", "content": f"Do not call so: {wrong.text}"}
+    told = dialect.more([{"role": "tool", "content": "gone"}, hint])
+    assert hints_of(trajectory, dialect) == (HintedTurn((*second, *reply), (*start, *reply, *told, *reply), len(reply)),)
+    with pytest.raises(ValueError, match="token ids of its replies"):
+        hints_of(Trajectory("m", [], "", [Step("agent", Reply(), (wrong,))]), dialect)
 
 
 TURNS = (

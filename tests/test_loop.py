@@ -13,11 +13,12 @@ import torch
 from rl.actors import connect
 from rl.config import RunConfig
 from rl.environments.sandbox import SandboxLost
+from rl.hints import HintedTurn
 from rl.learning import LearnerActor
 from rl.rewards import BEHAVIOURS, RewardWeights
 from rl.rollout import Rollout, read_batch
 from rl.weights import Store
-from tests.rl_cases import counted, make_base, make_loop
+from tests.rl_cases import GOOD, counted, make_base, make_loop
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,25 @@ def test_the_kl_from_the_base_begins_at_nothing(monkeypatch, tmp_path, base):
     assert seen[0]["reward"] == pytest.approx(seen[0]["solved"])
     assert seen[-1]["kl"] > 1e-3
     assert all(v["reward"] == pytest.approx(v["solved"] - 0.1 * v["kl"], abs=1e-6) for v in seen)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_hinted_turns_are_trained_on_where_asked_for(monkeypatch, tmp_path, base, weight):
+    """Also in steps that are taken again after a restart."""
+
+    def hinted(*args, hinting, **kwargs):
+        rollout = counted(*args, hinting=hinting, **kwargs)
+        ids = tuple(rollout.segments[0].ids)
+        rollout.hints = (HintedTurn(ids, (ids[0], GOOD, *ids[1:]), 3),) if hinting else ()
+        return rollout
+
+    seen = []
+    options = dict(carry_out=hinted, hint_weight=weight, save_every=10, on_step=seen.append)
+    for steps in (2, 4):
+        with make_loop(monkeypatch, tmp_path, base, steps=steps, **options) as loop:
+            assert loop.run()
+            assert loop.learner._made.replayed == (0 if steps == 2 else 2)
+    assert [v.get("hint_kl", 0.0) > 0 for v in seen] == [weight > 0] * 4
 
 
 def test_behaviours_are_told_and_change_no_reward(monkeypatch, tmp_path, base):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rl.heldout import Evaluation, gain
+from rl.hints import HintedTurn
 from rl.prompts import Curriculum, level_of
 from rl.rewards import Reward
 from rl.rollout import Rollout, read_batch, write_batch
@@ -119,9 +120,9 @@ def random_rollout(seed):
     words = ["\U0001f600 \u2028 \udc80", "", "a\nb\0", "é"]
     text = words[rng.integers(4)]
     trajectory = {"steps": [{"source": "agent", "message": text}]}
-    return Rollout(
-        "1:2", segments, reward, None if rng.random() < 0.2 else 0.5, "x", trajectory, text, 1.5, {"a": 0.5}, {"group": 3}
-    )
+    hints = (HintedTurn((5, 6, 7), (5, 2**17, 6, 7), 2),) * int(rng.integers(3))
+    solved = None if rng.random() < 0.2 else 0.5
+    return Rollout("1:2", segments, reward, solved, "x", trajectory, text, 1.5, {"a": 0.5}, hints, {"group": 3})
 
 
 def same(a, b):
@@ -144,7 +145,7 @@ def test_rollouts_and_batches_are_as_they_were_or_refused(tmp_path_factory, seed
     write_batch(run_dir, 4, [names[:2], names[2:], []])
     batch = read_batch(run_dir, 4)
     assert [len(group) for group in batch] == [2, 1]  # a group without a sample is none
-    assert [s.reward for group in batch for s in group] == [r.reward.total for r in rollouts.values()]
+    assert [(s.reward, s.hints) for group in batch for s in group] == [(r.reward.total, r.hints) for r in rollouts.values()]
     assert not list(run_dir.rglob("*.part"))
     rng = random.Random(seed)
     path = run_dir / (rng.choice(names) if rng.random() < 0.7 else "batches/00000004.json")
