@@ -34,6 +34,7 @@ def launched(arch: str):
     return verbs(Launcher("cuda", lambda device: arch, launch)), kernels
 
 
+@pytest.mark.skipif(bool(cuda.lacks()), reason="built without the kernels for GPUs")
 def test_cuda_tensors_go_to_the_cuda_backend():
     assert backends.resolve("auto", "cuda") == "cuda"
     assert backends.get("cuda").SUPPORTS == backends.get("interpreter").SUPPORTS == SUPPORTS

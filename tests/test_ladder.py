@@ -100,6 +100,7 @@ def test_every_mistake_in_a_level_is_caught(level):
     assert not [m for m in survivors if level < 6 or not (m.area == "fence" and m.site.startswith("problem.h"))]
 
 
+@pytest.mark.tree
 def test_the_document_shows_the_levels():
     text = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
     for level in LEVELS:

@@ -38,6 +38,7 @@ def test_a_prediction_is_never_below_its_floor(gpu):
                 assert kernel.predicted(gpu, efficiencies()) >= kernel.floor(gpu), (model, kernel)
 
 
+@pytest.mark.tree
 def test_the_page_is_what_the_model_says():
     text = roofline.DOCUMENT.read_text()
     assert f"<!-- roofline -->\n{roofline.markdown()}\n<!-- end -->" in text, "run `python -m benchmarks.roofline --write`"

@@ -31,11 +31,11 @@ uint32_t Shadow::with_reader(const std::vector<Access>& records, uint32_t reader
 Shadow::Conflict Shadow::access(const std::vector<Access>& records, uint32_t record, const View& view, size_t first,
                                 size_t count) {
   const Access& now = records[record];
-  Cell old{~0u, ~0u}, made;  // most neighbours have the same history
+  if (record != record_) record_ = record, before_ = {~0u, ~0u};
   for (size_t i = first; i < first + count; ++i) {
     Cell& cell = cells_[i];
-    if (cell.writer != old.writer || cell.readers != old.readers) {
-      old = cell;
+    if (cell.writer != before_.writer || cell.readers != before_.readers) {
+      const Cell old = cell;
       if (!now.write && !old.writer && !initialised_) return {Conflict::kUninitialised, i, 0};
       if (old.writer && old.writer != record && !is_ordered(records[old.writer], now, view))
         return {Conflict::kRace, i, old.writer};
@@ -45,12 +45,13 @@ Shadow::Conflict Shadow::access(const std::vector<Access>& records, uint32_t rec
           if (!is_ordered(records[reader], now, view)) racing = reader;
         });
         if (racing) return {Conflict::kRace, i, racing};
-        made = {record, 0};
+        after_ = {record, 0};
       } else {
-        made = {old.writer, with_reader(records, old.readers, record, view)};
+        after_ = {old.writer, with_reader(records, old.readers, record, view)};
       }
+      before_ = old;
     }
-    cell = made;
+    cell = after_;
   }
   return {};
 }

@@ -60,6 +60,9 @@ class Shadow {
   std::vector<Cell> cells_;
   bool initialised_;
   std::vector<std::vector<uint32_t>> sets_;
+  // What the last record's access made of one history: most cells that it goes on to have the same.
+  uint32_t record_ = 0;
+  Cell before_, after_;
 };
 
 }  // namespace mxmoe::interpreter

@@ -11,8 +11,9 @@ MXMOE_FACT int bytes_of(Input t) {
   return t == Input::kF32 ? 4 : 2;
 }
 
-// Whether every row (the last axis) starts at four elements' alignment and has a multiple of four of them.
+// Whether every row (the last axis) starts at four elements' alignment and has a multiple of four; of no tensor, no.
 inline bool in_fours(const Tensor& t) {
+  if (t.ndim == 0) return false;
   const int64_t bytes = 4 * bytes_of(t.dtype);
   return reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(bytes) == 0 && t.sizes[t.ndim - 1] % 4 == 0 &&
          (t.ndim < 2 || t.strides[t.ndim - 2] % 4 == 0);
