@@ -98,8 +98,8 @@ class CMakeBuild(build_ext):
             sys.exit("mxmoe: the C++ core did not compile; the compiler's message is above.")
         for name, target in targets.items():
             built = next(directory.glob(f"{name}.*"), None)
-            if built is None and name == "_cuda":  # no nvcc: a module that is left of another build is stale
-                for stale in (target, ROOT / "mxmoe" / target.name):
+            if built is None and name == "_cuda":  # no nvcc: what is left of another build is stale; a sanitized one is beside it
+                for stale in (target, *([] if sanitize else [ROOT / "mxmoe" / target.name])):
                     stale.unlink(missing_ok=True)
                 continue
             self.place(built, target)
