@@ -56,7 +56,7 @@ test-deep: $(DEV) build
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	  $(if $(VENV),$(CURDIR)/)$(PYTHON) -m pytest -n $(JOBS) -m "not slow and not tree"
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m slow
 
 bench: $(DEV) build
 	$(PYTHON) -m pytest benchmarks --benchmark-only
