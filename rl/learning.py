@@ -88,6 +88,10 @@ class LearnerActor:
         state = {"model": learner.model.state_dict(), "moments": moments(learner.optimizer), "version": learner.version}
         self.checkpoints.save(learner.version, state, background=not wait)
 
+    def wait(self) -> None:
+        """Returns once no checkpoint is being written; OSError where one could not be."""
+        self.checkpoints.wait()
+
     def republish(self) -> None:
         """Where the store did not take the newest version (it was away, or full): once more."""
         if not any(not future.done() for future in self._receipts) and (self.publisher.version or 0) < self.learner.version:

@@ -241,6 +241,9 @@ class Loop:
         self.admits = False
         is_done = self.reconciler.step >= self.config.steps
         self._save()
+        if is_done:
+            self.learner.ask("wait")
+            self._check_told()
         return is_done
 
     def evaluate(self, name: str, tasks: Sequence[Task], samples: int, *, on_tick: Callable[[], None] = lambda: None) -> dict:

@@ -96,7 +96,7 @@ class Rollout:
                 segments.append(Segment(*lists, None if experts is None else experts.numpy()))
             if tensors:
                 raise ValueError(f"it has more than {len(segments)} segments")
-            hints = [HintedTurn(tuple(h["ids"]), tuple(h["hinted"]), h["length"]) for h in rest.pop("hints")]
+            hints = [HintedTurn(tuple(h["ids"]), tuple(h["hinted"]), h["length"]) for h in rest.pop("hints", ())]
             return cls(segments=segments, reward=Reward(**rest.pop("reward")), hints=tuple(hints), **rest)
         except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} is no rollout: {error}") from None

@@ -103,6 +103,9 @@ def test_a_tenant_names_a_way_out(tmp_path):
             for env in (shut, without, fork):
                 assert "hello" not in await fetch(env, "http://open.test/b")
             assert (await make("open", egress="open"))["id"] == one  # a repetition
+            with pytest.raises(ValueError, match="egress is 'open' already, got 'shut'"):
+                await make("open", egress="shut")
+            assert await fetch(one, "http://open.test/a") == "hello\n"
             again = (await make("again", parent=one, egress="open"))["id"]
             assert await fetch(again, "http://open.test/c") == "hello\n"
             await asyncio.gather(*(anyrun.destroy("me", env) for env in (one, shut, without, fork, again)))

@@ -233,16 +233,18 @@ def test_groups_that_failed_are_left_out_and_a_step_without_any_sample_is_an_err
         loop.run()
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_nothing_is_lost(monkeypatch, tmp_path, base):
+@pytest.mark.parametrize("save_every", [2, 8])  # on the way, and when the run is over
+@pytest.mark.parametrize("fails", ["save", "_write"])  # at once, and in the background
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_nothing_is_lost(monkeypatch, tmp_path, base, save_every, fails):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, make_loop(patch, tmp_path, base, steps=8, save_every=2) as loop:
-        patch.setattr(loop.learner._made.checkpoints, "save", full)
+    with monkeypatch.context() as patch, make_loop(patch, tmp_path, base, steps=8, save_every=save_every) as loop:
+        patch.setattr(loop.learner._made.checkpoints, fails, full)
         with pytest.raises(OSError, match="No space left"):
             loop.run()
-    with make_loop(monkeypatch, tmp_path, base, steps=8, save_every=2) as loop:
-        assert loop.reconciler.step >= 2  # from the batches: there is no checkpoint
+    with make_loop(monkeypatch, tmp_path, base, steps=8, save_every=save_every) as loop:
+        assert loop.reconciler.step >= save_every  # from the batches: there is no checkpoint
         assert loop.run()
         assert loop.reconciler.step == 8
 

@@ -117,8 +117,10 @@ class Agent:
         self._sandbox(placement)
         if placement not in self.ways:
             await joined(self.openings, placement, lambda: self._open_way(placement, policy))
-        if self.ways[placement].policy != policy:
-            raise ValueError(f"egress is {self.ways[placement].policy!r} already, got {policy[:100]!r}")
+        if (way := self.ways.get(placement)) is None:
+            raise SandboxLost(f"placement {placement} was stopped when its way out was open")
+        if way.policy != policy:
+            raise ValueError(f"egress is {way.policy!r} already, got {policy[:100]!r}")
 
     async def _open_way(self, placement: int, policy: str):
         sandbox, stack = self._sandbox(placement), AsyncExitStack()

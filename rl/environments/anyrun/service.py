@@ -140,7 +140,7 @@ class Anyrun:
         """An environment that answers, or its state after `wait_s`: the same one for the same key. `parent`: a fork of that one.
 
         egress: name of the policy of its way out, one of its node's; without it nothing leaves. It is open when the environment is
-        said to be running; where it cannot be opened, the environment ends.
+        said to be running; where it cannot be opened, the environment ends, unless it ran before this call.
         """
         if parent is not None:
             self._own(tenant, parent)
@@ -148,6 +148,7 @@ class Anyrun:
             raise ValueError(f"key and image have at most {LONGEST} characters")
         shape = Shape(image, vector(steady), vector(peak) if peak else None)
         env = self.scheduler.create(tenant, key, shape, positive(lease_s), time.monotonic(), parent)
+        ran = env in self.where  # before this call: it is a repetition
         state = self.scheduler.state(env)
         if state in ("queued", "starting"):
             self.asked.setdefault(env, time.monotonic())
@@ -164,8 +165,9 @@ class Anyrun:
         if egress and env in self.where:
             try:
                 await self._call(tenant, env, "egress", self.call_s, policy=egress)
-            except (SandboxError, OSError, ValueError):
-                await self.destroy(tenant, env)
+            except Exception:
+                if not ran:
+                    await self.destroy(tenant, env)
                 raise
         return {"id": env, "state": state, "node": self.where.get(env, (0, None))[1]}
 
