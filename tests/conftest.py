@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import signal
 import warnings
 
 import pytest
@@ -15,3 +16,6 @@ warnings.filterwarnings("ignore", module="torchao")
 
 # A thread starts with its parent's floating-point state: torch's own must not be started by a test that flushes subnormals.
 torch.ones(1 << 20).add_(1)
+
+# Background jobs of a shell ignore Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -430,3 +430,21 @@ def test_nodes_that_come_and_go_take_no_room():
         s.add_node("n1", NODE, float(i))
     assert len(s.nodes) == 2
     check(s)
+
+
+def test_shapes_that_come_and_go_take_no_room():
+    s = scheduler(quota=Quota(environments=2, queue=1))
+    [(stays, _)] = running(s, PEAKED, lease_s=1e9)
+    for i in range(500):
+        shape = Shape("image", Resources(i, 2, 2, 2))
+        [(env, ready)] = running(s, shape, first=1 + i, now=float(i))
+        waits = s.create("t", f"waits{i}", Shape("waits", Resources(i, 3, 3, 3)), 100.0, float(i))
+        with pytest.raises(Refused, match="waiting"):
+            s.create("t", f"refused{i}", Shape("refused", Resources(i, 4, 4, 4)), 100.0, float(i))
+        assert s.shapes[s.table.shape[s.table.slot(env)]] == shape
+        s.destroy(waits, float(i))
+        s.destroy(env, float(i))
+        s.stopped(ready.placement, float(i))
+    assert len(s.shapes) <= 32
+    assert s.shapes[s.table.shape[s.table.slot(stays)]] == PEAKED
+    check(s)

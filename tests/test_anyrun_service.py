@@ -460,7 +460,7 @@ async def test_hostile_requests_change_nothing(cluster):
         with pytest.raises((OSError, SandboxError)):
             await client.read(env=env, path=path)
     assert (await client.exec(env=env, command="echo ok"))["stdout"] == b"ok\n"
-    assert len(cluster.anyrun.scheduler.shapes) == 1
+    assert len(cluster.anyrun.scheduler.shape_number) == 1
 
 
 @inside()
@@ -525,6 +525,32 @@ async def test_half_open_connections_are_closed(cluster):
                 await asyncio.wait_for(reader.read(), 5)
             writer.close()
         await until(lambda: len(server.runner.server.connections) <= 1)
+    finally:
+        await server.close()
+
+
+@inside()
+async def test_a_crowd_of_connections_keeps_no_one_out(cluster):
+    server = Server(cluster.anyrun, service.METHODS, {"secret-a": "a"}, connections=20)
+    url = await server.start()
+    port, client = int(url.rsplit(":", 1)[1]), cluster.client(url)
+    try:
+        env = (await client.create(key="k", image="", steady=SMALL))["id"]
+        [known] = server.known
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        await until(lambda: len(server.runner.server.connections) <= 20)
+        assert (await client.exec(env=env, command="echo here"))["stdout"] == b"here\n"
+        assert known in server.runner.server.connections  # the one that has shown its token
+        newcomer = cluster.client(url)
+        assert (await newcomer.state(env=env)) == "running"
+        for _, writer in held:
+            writer.close()
+        for _ in range(18):
+            await cluster.client(url).state(env=env)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert not await asyncio.wait_for(reader.read(), 5)  # closed: all others have shown a token
+        writer.close()
+        assert (await client.state(env=env)) == "running"
     finally:
         await server.close()
 

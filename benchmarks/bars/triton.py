@@ -6,8 +6,8 @@ import time
 from functools import cache, partial
 
 from benchmarks import roofline
+from benchmarks.bars import suite
 from benchmarks.bars.gpu.device import conformance_on_gpu, make_seconds, speed_on_gpu
-from benchmarks.bars.gpu.interpreter import failing_tests
 from benchmarks.bars.harness import Bar, Run
 from tests import triton_cases
 
@@ -83,7 +83,7 @@ BARS = [
     *(Bar(f"{k} in the interpreter: within the bound", "<=", 0, "wrong cases", partial(wrong, k)) for k in BOUNDED),
     Bar("launches x architectures that do not compile", "<=", 0, "launches", not_compiled),
     Bar("registers spilled, all of them", "<=", 0, "bytes", spilled),
-    *(Bar(name, "<=", 0, "failing tests", partial(failing_tests, arguments)) for name, arguments in TESTS.items()),
+    *(Bar(name, "<=", 0, "failing tests", partial(suite.failing, arguments)) for name, arguments in TESTS.items()),
     Bar("all launches on all architectures, compiled anew", "<", 720, "s", sweep_seconds, kind="time", long=True),
     Bar("roofline: largest error of a figure not fitted", "<=", 20, "%", largest_error),
     Bar("make test, built, on 2 cores", "<", 900, "s", partial(make_seconds, "test"), kind="time", long=True),

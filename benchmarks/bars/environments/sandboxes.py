@@ -2,14 +2,13 @@
 
 import re
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from benchmarks.bars import suite
 from benchmarks.bars.harness import Bar, NotMeasured, Run
 from benchmarks.machine import ROOT
 from rl.environments import open_backend
@@ -148,25 +147,14 @@ def snapshots(count: int) -> dict[str, list[float]]:
     return times
 
 
-def passing(run: Run, *arguments: str) -> int:
-    """How many of these tests pass; RuntimeError if one fails. A skipped attempt was possible nowhere, and does not count."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
-    if done.returncode or "passed" not in counts:
-        raise RuntimeError(done.stdout[-500:]) if "failed" in counts or "error" in counts else NotMeasured(done.stdout[-200:])
-    run.note(f"{counts.get('skipped', 0)} skipped")
-    return counts["passed"]
-
-
 def escapes(run: Run) -> int:
-    return passing(run, "tests/test_sandbox_escape.py", "-k", "test_attempt")
+    return suite.passing(("tests/test_sandbox_escape.py", "-k", "test_attempt"), run)
 
 
 def left_of_a_thousand(run: Run) -> int:
     """250 sandboxes each under a killed client, daemon, half of the first processes, and both; the tests count what is left."""
     name = "test_nothing_is_left_whoever_is_killed" if run.quick else "test_nothing_is_left_of_a_thousand"
-    return 4 - passing(run, "tests/test_sandbox_leaks.py", "-k", name)
+    return 4 - suite.passing(("tests/test_sandbox_leaks.py", "-k", name), run)
 
 
 FAULTS = (
@@ -176,7 +164,7 @@ FAULTS = (
 
 def faults(run: Run) -> int:
     files = [f"tests/test_sandbox{part}.py" for part in ("", "_leaks", "_escape", "_hostile")]
-    return passing(run, *files, "-k", f"({FAULTS}) and not subprocess and not hosted and not oci and not bubblewrap")
+    return suite.passing((*files, "-k", f"({FAULTS}) and not subprocess and not hosted and not oci and not bubblewrap"), run)
 
 
 def snapshot_ms(verb: str):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import gpu_check
-from benchmarks.bars.gpu.interpreter import failing_tests
+from benchmarks.bars import suite
 from benchmarks.bars.harness import Bar, NotMeasured, Run
 from benchmarks.machine import ROOT
 from tests import machine_code
@@ -80,7 +80,7 @@ def speed_on_gpu(name: str, run: Run, backend: str = "cuda") -> float:
 BARS = [
     Bar("registers spilled", "<=", 0, "bytes", spilled),
     Bar("opcodes of every kernel, and the committed table", "<=", 0, "failing tests",
-        partial(failing_tests, ("tests/test_machine_code.py",))),
+        partial(suite.failing, ("tests/test_machine_code.py",))),
     Bar("device build on 2 cores", "<", 240, "s", partial(build_seconds, "_cuda"), kind="time", long=True),
     Bar("interpreter build on 2 cores", "<=", 120, "s", partial(build_seconds, "_interp"), kind="time", long=True),
     Bar("make test, built, on 2 cores", "<", 660, "s", partial(make_seconds, "test"), kind="time", long=True),

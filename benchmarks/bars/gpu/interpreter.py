@@ -1,16 +1,13 @@
 """GPU kernels under the interpreter: results under many schedules, mistakes that it finds, what it costs; and the suite's own tests
 of the rest, counted."""
 
-import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 
 from benchmarks import timing
+from benchmarks.bars import suite
 from benchmarks.bars.harness import Bar, NotMeasured, Run
-from benchmarks.machine import ROOT
 from mxmoe.backends.interpreter import KernelError, running
 from tests import conformance, mutants, peer_cases
 from tests.gemm_cases import Problem
@@ -76,18 +73,6 @@ def score(area: str | None, run: Run) -> float:
     return 100 * caught[area] / made[area]
 
 
-def failing_tests(arguments: tuple[str, ...], run: Run) -> float:
-    """Of the suite's own tests, those that fail."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error|skipped)", output)}
-    run.note(", ".join(f"{n} {word}" for word, n in counts.items()))
-    bad = counts.get("failed", 0) + counts.get("error", 0)
-    if not counts.get("passed") and not bad:
-        raise NotMeasured(f"no test ran: {output.strip().splitlines()[-1] if output.strip() else 'no output'}")
-    return bad
-
-
 def interpreted(problem: Problem, run: Run) -> float:
     """Seconds of one case of MXFP8: its operands, the kernel and the product in FP64."""
     with num_threads(1):
@@ -111,7 +96,7 @@ BARS = [
     *(Bar(f"{k}: {SEEDS} schedules", "<=", 0, "wrong results", partial(failures, k), long=True) for k in KERNELS),
     Bar("mutants caught, all", ">=", 95, "%", partial(score, None), long=True),
     *(Bar(f"mutants caught, {area}", ">=", 90, "%", partial(score, area), long=True) for area in CLASSES),
-    *(Bar(name, "<=", 0, "failing tests", partial(failing_tests, arguments)) for name, arguments in TESTS.items()),
+    *(Bar(name, "<=", 0, "failing tests", partial(suite.failing, arguments)) for name, arguments in TESTS.items()),
     Bar("interpreter, one tile", "<", 0.02, "s", partial(interpreted, Problem((128,), 128, 128)), kind="time"),
     Bar("interpreter, 256 x 256 x 1024 MXFP8", "<", 2, "s", partial(interpreted, Problem((256,), 256, 1024)), kind="time"),
 ]

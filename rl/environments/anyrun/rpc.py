@@ -5,7 +5,8 @@ connection broke, waits for or gets the first one's answer. So the client repeat
 pause and the same key, until its deadline. Errors come back as the exceptions they were.
 
 Clients are not trusted: numbers must be finite, bodies have a size and a time, a few large ones per tenant are read at once, the
-answers kept for repetitions are few and small, and a connection that never sends a whole request is closed.
+answers kept for repetitions are few and small. A connection that has shown no token is closed after a while, or at once where there
+are too many; so strangers keep no one out.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import inspect
 import json
 import math
 import random
+import resource
 import secrets
 import time
 from collections import OrderedDict, defaultdict
@@ -33,7 +35,8 @@ ERRORS = {
 }
 REMEMBER, REMEMBER_S, REMEMBER_BYTES = 10_000, 600.0, 1 << 28  # answers, for repetitions
 LARGEST, LARGE, LARGE_AT_ONCE = 96 << 20, 1 << 20, 4  # bytes of a body; bodies over LARGE, of one tenant
-BODY_S, HEAD_S = 60.0, 15.0  # for a request's body to come; for a connection's first request
+BODY_S, HEAD_S = 60.0, 15.0  # for a request's body to come; for a connection's first request with a known token
+CONNECTIONS = 4096  # open at once, or half of what the process may open
 
 
 class Unreachable(sandbox.SandboxError):
@@ -96,17 +99,34 @@ class Call:
     bytes: int = 0  # of its answer
 
 
+class Closed(asyncio.Protocol):
+    """Takes no connection."""
+
+    def connection_made(self, transport):
+        transport.abort()
+
+
+def cut(connection: web.RequestHandler):
+    connection.force_close()
+    if connection.transport is not None:
+        connection.transport.abort()
+
+
 class Server:
     """Offers `methods` of an object. `tokens`: bearer token -> tenant; a method with a parameter `tenant` is told the caller's."""
 
-    def __init__(self, target, methods: tuple[str, ...], tokens: Mapping[str, str], metrics=None, head_s: float = HEAD_S):
+    def __init__(
+        self, target, methods: tuple[str, ...], tokens: Mapping[str, str], metrics=None, head_s: float = HEAD_S,
+        connections: int = CONNECTIONS,
+    ):  # fmt: skip
         self.target, self.methods, self.tokens, self.metrics, self.head_s = target, methods, dict(tokens), metrics, head_s
         self.calls: OrderedDict[tuple, Call] = OrderedDict()
         self.running: set[asyncio.Task] = set()
         self.kept = 0  # bytes of answers
         self.large = defaultdict(lambda: asyncio.Semaphore(LARGE_AT_ONCE))
-        self.spoken: set = set()  # connections that have sent a request
-        app = web.Application(client_max_size=LARGEST, middlewares=[self._speaks])
+        self.most = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self.known: set = set()  # connections that have shown a token
+        app = web.Application(client_max_size=LARGEST)
         app.router.add_post("/v1/{method}", self._handle)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -115,39 +135,43 @@ class Server:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Its URL."""
         await self.runner.setup()
-        site = web.TCPSite(self.runner, host, port)
-        await site.start()
+        self.listener = await asyncio.get_running_loop().create_server(self._connection, host, port, backlog=128)
         self.reaper = asyncio.create_task(self._reap())
-        return f"http://{host}:{site._server.sockets[0].getsockname()[1]}"
+        return f"http://{host}:{self.listener.sockets[0].getsockname()[1]}"
 
     async def close(self):
+        self.listener.close()
         for task in [self.reaper, *self.running]:
             task.cancel()
         await self.runner.cleanup()
 
-    @web.middleware
-    async def _speaks(self, request: web.Request, handler):
-        self.spoken.add(request.protocol)
-        return await handler(request)
+    def _connection(self) -> asyncio.BaseProtocol:
+        """Speaks on a new connection. Where there are too many, the oldest that has shown no token goes, or else the new one."""
+        opened = self.runner.server.connections
+        if len(opened) >= self.most:
+            stranger = next((connection for connection in opened if connection not in self.known), None)
+            if stranger is None:
+                return Closed()
+            cut(stranger)
+        return self.runner.server()
 
     async def _reap(self):
-        """Closes connections on which no request has come for too long after they were opened."""
-        opened: dict = {}
+        """Closes connections that have shown no token for too long after they were opened."""
+        since: dict = {}
         while True:
             await asyncio.sleep(self.head_s / 4)
-            now, alive = time.monotonic(), set(self.runner.server.connections)
-            opened = {connection: opened.get(connection, now) for connection in alive}
-            self.spoken &= alive
-            for connection, since in opened.items():
-                if connection not in self.spoken and now - since > self.head_s:
-                    connection.force_close()
-                    if connection.transport is not None:
-                        connection.transport.abort()
+            now, opened = time.monotonic(), self.runner.server.connections
+            since = {connection: since.get(connection, now) for connection in opened}
+            self.known &= since.keys()
+            for connection in opened:
+                if connection not in self.known and now - since[connection] > self.head_s:
+                    cut(connection)
 
     def _tenant(self, request: web.Request) -> str:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         for token, tenant in self.tokens.items():
             if hmac.compare_digest(given, token.encode()):
+                self.known.add(request.protocol)
                 return tenant
         raise web.HTTPUnauthorized(text="a known bearer token is needed")
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from rl.environments.anyrun.nodes import DRAINING, GONE, Nodes, grown
 from rl.environments.anyrun.shapes import Quota, Resources, Shape
-from rl.environments.anyrun.table import NEVER, QUEUED, RUNNING, STARTING, STATES, STOPPING, Table
+from rl.environments.anyrun.table import FREE, NEVER, QUEUED, RUNNING, STARTING, STATES, STOPPING, Table
 from rl.environments.anyrun.tenants import POOL, Tenant
 
 LATE = {QUEUED: "queue timeout", STARTING: "start timeout", RUNNING: "lease expired"}
+SHAPES = 16  # numbers of shapes at first
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,10 @@ class Scheduler:
         self.table = Table()
         self.tenants = [Tenant("", Quota(creates_per_s=1e9))]
         self.tenant_number = {"": POOL}
-        self.shapes: list[Shape] = []
+        self.shapes: list[Shape | None] = [None] * SHAPES
         self.shape_number: dict[Shape, int] = {}
-        self.steady_SR, self.peak_SR = np.zeros((2, 16, 4), np.int64)
+        self.spare_shapes = list(range(SHAPES - 1, -1, -1))  # numbers that no shape has
+        self.steady_SR, self.peak_SR = np.zeros((2, SHAPES, 4), np.int64)
         self.slot_of: dict[int, int] = {}  # placement -> slot
         self.keys: dict[str, int] = {}  # "tenant/key" -> id, also of remembered environments
         self.ended: OrderedDict[int, tuple[str, str | None]] = OrderedDict()  # id -> reason, "tenant/key"
@@ -298,12 +300,23 @@ class Scheduler:
 
     def _shape(self, shape: Shape) -> int:
         if shape not in self.shape_number:
-            number = self.shape_number[shape] = len(self.shapes)
-            self.shapes.append(shape)
-            if number == len(self.steady_SR):
-                self.steady_SR, self.peak_SR = (grown(needs_SR, 2 * number, 0) for needs_SR in (self.steady_SR, self.peak_SR))
+            if not self.spare_shapes:
+                self._forget_shapes()
+            number = self.shape_number[shape] = self.spare_shapes.pop()
+            self.shapes[number] = shape
             self.steady_SR[number], self.peak_SR[number] = [*shape.steady], [*shape.peak]
         return self.shape_number[shape]
+
+    def _forget_shapes(self):
+        """Frees the numbers of shapes that no environment and no pool has: clients may ask for ever new ones."""
+        table, room = self.table, len(self.shapes)
+        used = set(np.unique(table.shape[table.state != FREE]).tolist()) | self.pools.keys()
+        self.shape_number = {shape: number for shape, number in self.shape_number.items() if number in used}
+        self.spare_shapes = [number for number in range(room) if number not in used]
+        if len(self.spare_shapes) < room // 2:
+            self.spare_shapes += range(room, 2 * room)
+            self.shapes += [None] * room
+            self.steady_SR, self.peak_SR = (grown(needs_SR, 2 * room, 0) for needs_SR in (self.steady_SR, self.peak_SR))
 
     def _new(self, tenant: int, shape: int, lease_s: float, key: str | None, parent: int | None) -> int:
         table = self.table
