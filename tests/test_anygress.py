@@ -413,6 +413,7 @@ def test_tls_server_with_another_authority_than_pinned(place):
 def test_tls_name_of_another_host(place):
     with pytest.raises(ssl.SSLError):
         place.tls("open.test", place.proxy.authority.pem, name="evil.test")
+    settled(place, "server name is not the host connected to")
     assert not place.seen
 
 

@@ -151,7 +151,8 @@ class Proxy:
         except Denied as denied:
             self.note("deny", reason=denied.reason, **facts)
         except ssl.SSLError as error:
-            self.note("deny", reason=f"tls: {error.reason}", **facts)
+            other_name = error.reason == "CALLBACK_FAILED"  # the only one: of the server's name
+            self.note("deny", reason="server name is not the host connected to" if other_name else f"tls: {error.reason}", **facts)
         except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError) as error:
             self.note("error", reason=f"{type(error).__name__}: {error}"[:200], **facts)
         finally:
