@@ -7,7 +7,7 @@ take new weights between two tokens. One object, one thread that decides (`tick`
 
 What survives: state.json has the reconciler and the curriculum; a finished sample is a file before it is ready; a step's files are
 written down before it is taken, so that a learner that died takes it again; a dead sampler or node of sandboxes is replaced, and
-what it had under way is done again. A run that is started in the same directory goes on.
+what it had under way goes on from the answers it had. A run that is started in the same directory goes on.
 """
 
 import json
@@ -24,7 +24,7 @@ from rl import actors
 from rl.actors import ActorDied
 from rl.config import RunConfig
 from rl.evals.runner import Settings
-from rl.harness.builtin import SamplerModel
+from rl.harness.builtin import Answers, SamplerModel
 from rl.harness.dialect import Dialect
 from rl.harness.loop import LoopLimits
 from rl.harness.schema import ToolSet
@@ -36,6 +36,7 @@ from rl.rewards import BEHAVIOURS, Monitor
 from rl.rollout import Rollout, place, write_batch
 from rl.sampling import SamplerActor, SamplerClient
 from rl.tasks.task import Task
+from rl.underway import Kept
 from rl.workers import Environments, Job, Workers
 
 STATE = "state.json"
@@ -74,6 +75,7 @@ class Loop:
         self.monitor = Monitor()
         self.seconds = 0.0  # of the run, over all its starts
         self._load()
+        self._forget_answers()
         self._lock = threading.RLock()
         self._tasks: OrderedDict[str, Task] = OrderedDict()
         self._samples: dict[str, tuple[object, dict]] = {}  # by file: reference to what is trained on, and what is told of it
@@ -169,11 +171,14 @@ class Loop:
             sample = self.reconciler.start(worker)
             return None if sample is None else self._sample_job(sample, self.reconciler.groups[sample.group])
 
-    def _model(self, seed: int, sample: int) -> SamplerModel:
+    def _client(self) -> SamplerClient:
+        """One after the other."""
         with self._lock:
             self._next_client = (self._next_client + 1) % len(self.clients)
-            client = self.clients[self._next_client]
-        return SamplerModel(client, self.dialect, temperature=self.config.temperature, seed=seed, sample=sample * SPACING)
+            return self.clients[self._next_client]
+
+    def _model(self, answers: Answers, seed: int, sample: int) -> SamplerModel:
+        return SamplerModel(answers, self.dialect, temperature=self.config.temperature, seed=seed, sample=sample * SPACING)
 
     def _task(self, prompt: str) -> Task:
         with self._lock:
@@ -185,6 +190,7 @@ class Loop:
 
     def _sample_job(self, sample: Sample, group: Group) -> Job:
         number, attempt = sample.id, sample.attempt
+        answers = Kept(self._client(), self._answers / f"{number:08d}.jsonl")
 
         def is_current() -> bool:  # not given to somebody else meanwhile
             return number in self.reconciler.samples and sample.attempt == attempt
@@ -204,14 +210,17 @@ class Loop:
                 if is_current():
                     self._samples[name] = reference, told(rollout)
                     self.reconciler.verified(number, name)
+                    answers.drop()
 
         def failed(error: str, may_be_own: bool) -> None:
             with self._lock:
                 self.failures.append(error)
                 if is_current():
                     self.reconciler.failed(number, error, counts=may_be_own)
+                    if may_be_own:
+                        answers.drop()
 
-        return Job(partial(self._task, group.prompt), partial(self._model, self.config.seed, number), done, failed, on_end)
+        return Job(partial(self._task, group.prompt), partial(self._model, answers, self.config.seed, number), done, failed, on_end)
 
     def _evaluation_job(self, evaluation: Evaluation, task: int, number: int) -> Job:
         def done(rollout: Rollout) -> None:
@@ -224,7 +233,7 @@ class Loop:
                 evaluation.again(task, number)
 
         seed = self.config.seed + ((1 + evaluation.version) << 32)  # no draw of training's
-        model = partial(self._model, seed, number * len(evaluation.tasks) + task)
+        model = partial(self._model, self._client(), seed, number * len(evaluation.tasks) + task)
         return Job(lambda: evaluation.tasks[task], model, done, failed)
 
     # Deciding
@@ -446,6 +455,18 @@ class Loop:
         self.curriculum.load_json(state["curriculum"])
         self.monitor = Monitor(**state.get("monitor", {}))
         self.seconds = state["seconds"]
+
+    @property
+    def _answers(self) -> Path:
+        """Directory of those of samples under way."""
+        return self.run_dir / "underway"
+
+    def _forget_answers(self) -> None:
+        """Those of samples that have ended, or are not known."""
+        queued = {f"{s.id:08d}.jsonl" for s in self.reconciler.samples.values() if s.state is State.QUEUED}
+        for path in self._answers.glob("*"):
+            if path.name not in queued:
+                path.unlink()
 
     def close(self) -> None:
         """Ends the workers, the actors and the sandboxes; the run can be gone on with. Any number of times."""

@@ -37,6 +37,13 @@ def test_files_outside_are_not_written(backend):
             assert (refused.kind, "outside" in refused.text) == ("error", True), path
         assert "outside" in tools.call(session, "delete_file", {"path": "out/hosts"}).text
         assert "outside" in tools.call(session, "apply_patch", {"patch": "--- /dev/null\n+++ b/out/new\n@@ -0,0 +1 @@\n+x\n"}).text
+        moves = [("f", "out/new"), ("f", "out/hosts"), ("f", "a"), ("out/hosts", "g"), ("out/hosts", "f")]
+        sandbox.exec("echo 1 > f", cwd="/workspace")
+        for old, new in moves:
+            for patch in (f"--- a/{old}\n+++ b/{new}\n", f"diff --git a/{old} b/{new}\nrename from {old}\nrename to {new}\n"):
+                refused = tools.call(session, "apply_patch", {"patch": patch})
+                assert (refused.kind, "outside" in refused.text) == ("error", True), patch
+        assert tools.call(session, "delete_file", {"path": "f"}).kind == "ok"
         assert tools.call(session, "write_file", {"path": "in/new/b", "content": "x"}).kind == "ok"
         assert tools.call(session, "delete_file", {"path": "out"}).kind == "ok"  # the link itself
         assert sandbox.exec("cat /workspace/sub/new/b; ls /etc/new /tmp/x/new; ls /workspace").stdout == b"xa\nin\nsub\n"

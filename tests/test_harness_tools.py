@@ -289,6 +289,11 @@ def test_a_patch_is_applied_whole_or_not_at_all(session):
     assert (get(session, "a"), get(session, "b"), get(session, "n/c")) == (b"x\n", b"y\n", b"new\n")
     says(session, "apply_patch", patch="diff --git a/a b/m\nrename from a\nrename to m\n")
     assert get(session, "m") == b"x\n"
+    onto = "diff --git a/m b/b\nrename from m\nrename to b\n"
+    assert "b: expected no such file" in says(session, "apply_patch", "error", patch=onto)
+    twice = "--- a/m\n+++ b/m\n@@ -1 +1 @@\n-x\n+z\n"
+    assert "m: expected all changes of a file in one part" in says(session, "apply_patch", "error", patch=2 * twice)
+    assert (get(session, "m"), get(session, "b")) == (b"x\n", b"y\n")
     says(session, "apply_patch", patch="--- a/b\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n")
     assert says(session, "glob", pattern="?") == "m\nn/c"
 

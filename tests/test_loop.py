@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from dataclasses import fields
 
@@ -17,6 +18,7 @@ from rl.hints import HintedTurn
 from rl.learning import LearnerActor
 from rl.rewards import BEHAVIOURS, RewardWeights
 from rl.rollout import Rollout, read_batch
+from rl.sampling import SamplerClient
 from rl.weights import Store
 from tests.rl_cases import GOOD, counted, make_base, make_loop
 
@@ -102,6 +104,44 @@ def test_dead_actors_are_replaced_and_the_weights_are_those_of_a_quiet_run(monke
         assert loop.run()
     killed, quiet = (weights_of(tmp_path / name, base, 6) for name in ("killed", "quiet"))
     assert all(torch.equal(killed[name], quiet[name]) for name in quiet)
+
+
+@pytest.mark.parametrize("dies", ["run", "node"])
+def test_what_was_under_way_goes_on_from_its_answers(monkeypatch, tmp_path, base, dies):
+    asked, begun, replied, go = [], [], [], threading.Event()
+    real = SamplerClient.answer
+
+    def answer(self, request, deadline):
+        asked.append(request.sample)
+        return real(self, request, deadline)
+
+    def half(task, model, *arguments, **options):
+        """Lost after its first reply, for the first eight."""
+        if len(begun) >= 8:
+            return counted(task, model, *arguments, **options)
+        begun.append(task)
+        replied.append(model.reply([{"role": "user", "content": task.instruction}], [], 6, 30.0))
+        go.wait(30)
+        raise SandboxLost("gone")
+
+    monkeypatch.setattr(SamplerClient, "answer", answer)
+    options = dict(steps=3, max_staleness=0)
+    with make_loop(monkeypatch, tmp_path, base, carry_out=half, **options) as loop:
+        if dies == "run":
+            assert not loop.run(stopped=lambda: len(replied) == 8)
+            loop.workers._closed.set()
+        else:
+            monkeypatch.setattr(loop.environments, "alive", lambda: False)
+            monkeypatch.setattr(loop.environments, "renew", lambda dead: None, raising=False)
+        go.set()
+        if dies == "node":
+            assert loop.run()
+    if dies == "run":
+        with make_loop(monkeypatch, tmp_path, base, **options) as loop:
+            assert loop.run()
+    assert len(asked) == 3 * 8 * 2
+    assert len(set(asked)) == len(asked)
+    assert not list((tmp_path / "underway").iterdir())
 
 
 def test_an_outage_of_the_store_is_waited_out(monkeypatch, tmp_path, base):

@@ -167,8 +167,12 @@ def apply_patch(session: Session, patch: str) -> str:
         text, mode = "", mode_of(session, source)
         if change.old is not None:
             text = content(session, source)
-        elif session.run("test", "-e", session.argument(change.new)).ok:
-            raise ToolError(f"patch: {change.new}: expected no such file, for the patch makes it")
+        if change.new not in (None, change.old):
+            mode_of(session, change.new)
+            if session.run("test", "-e", session.argument(change.new)).ok:
+                raise ToolError(f"patch: {change.new}: expected no such file, for the patch makes it")
+        if change.old not in (None, change.new):
+            check_entry(session, change.old)
         try:
             text = patches.applied(text, change)
         except ValueError as error:
@@ -179,6 +183,9 @@ def apply_patch(session: Session, patch: str) -> str:
         results.append((change.new, text, mode))
         if change.old not in (None, change.new):
             results.append((change.old, None, mode))
+    named = [session.argument(path) for path, _, _ in results]
+    if twice := {path for path in named if named.count(path) > 1}:
+        raise ToolError(f"patch: {min(twice)}: expected all changes of a file in one part")
     for path, text, mode in results:
         if text is None:
             remove(session, path)
@@ -187,8 +194,13 @@ def apply_patch(session: Session, patch: str) -> str:
     return "Patched " + ", ".join(path if text is not None else f"{path} (removed)" for path, text, _ in results)
 
 
+def check_entry(session: Session, path: str) -> None:
+    """ToolError for an entry of a directory outside of the work directory, wherever the entry itself leads."""
+    mode_of(session, posixpath.join(posixpath.dirname(path), "x"))
+
+
 def remove(session: Session, path: str) -> None:
-    mode_of(session, posixpath.join(posixpath.dirname(path), "x"))  # where the entry is, not where it leads
+    check_entry(session, path)
     result = session.run("rm", "--", session.argument(path))
     if not result.ok:
         raise ToolError(result.text.strip() or f"{path} could not be removed")
