@@ -131,6 +131,15 @@ def test_a_release_becomes_a_task(sandboxes, tmp_path):  # noqa: F811
         build(replace(release, lists="other"), Index(), sandboxes)
 
 
+def test_a_flaky_test_is_left_out_with_all_of_its_parameters(monkeypatch):
+    steady, first, second = "t::a[x]", "t::race[1]", "t::race[2]"
+    runs = [{steady, first, second, "t::new"}, {steady, second, "t::new"}, {steady, first, second}]  # twice with the change
+    monkeypatch.setattr("rl.tasks.release.observe", lambda *_: dict.fromkeys(runs.pop(0), Status.PASSED))
+    release, task, _ = mine(Release("shop", "1.0", "2.0"), Index(), None)
+    assert release.exclude == ("t::race[",)
+    assert (task.verifier.fail_to_pass, task.verifier.pass_to_pass) == (("t::new",), (steady,))
+
+
 def test_parts_of_a_release():
     old, new = Index.files["1.0"], Index.files["2.0"]
     assert set(sources(new)) == {"shop/__init__.py", "shop/price.py"}
