@@ -11,7 +11,7 @@ from rl.environments.sandbox import SandboxError, SandboxLost
 from rl.tasks.check import check
 from rl.tasks.task import Task, TaskError, Verifier
 from rl.tasks.verification import Verdict, Verdicts, verify
-from rl.tasks.workspace import Entry, difference, tree
+from rl.tasks.workspace import Entry, WorkLost, difference, tree
 from tests.task_cases import BUGGY, FIXED, HACKS, SHOP, SLOW_HACKS, paid, sandboxes  # noqa: F401
 
 FILE = "shop/price.py"
@@ -77,6 +77,57 @@ def test_changes_survive_whatever_the_repository_says(sandboxes):  # noqa: F811
     with sandboxes.start(SHOP) as sandbox:
         assert sandbox.exec("git apply -", cwd="/workspace", stdin=patch.encode()).ok
         assert tree(sandbox, "/workspace") == after
+
+
+TAR = """#!/usr/bin/env python3
+import io, tarfile
+with tarfile.open("/tmp/.tree.tar", "w") as archive:
+    for name, target in ENTRIES:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+        archive.addfile(member, io.BytesIO(b""))
+"""
+
+
+@pytest.mark.parametrize("entries", [[("x", "OUTSIDE"), ("x/new", "")], [("x", ""), ("x/y", "")], [(".", "")], [("x" * 300, "")]])
+def test_an_archive_of_the_agents_making_writes_nothing_here(sandboxes, tmp_path, entries):  # noqa: F811
+    """tar is the agent's, as all of its sandbox: a link in the archive, and a file below it, must lead nowhere."""
+    entries = [(name, target.replace("OUTSIDE", str(tmp_path))) for name, target in entries]
+    with sandboxes.start(SHOP) as sandbox:
+        sandbox.write("/tmp/tar", TAR.replace("ENTRIES", repr(entries)).encode(), mode=0o755)
+        assert sandbox.exec("cp /tmp/tar $(command -v tar)").ok
+        with pytest.raises(WorkLost, match="expected files in directories"):
+            sandboxes.changes(SHOP, sandbox)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_no_path_here_can_have_are_no_failure_of_the_machinery(sandboxes):  # noqa: F811
+    deep = "python3 -c \"import os\nfor i in range(20): os.mkdir('d' * 200); os.chdir('d' * 200)\nopen('f', 'w')\""
+    with sandboxes.start(SHOP) as sandbox:
+        assert sandbox.exec(deep, cwd="/workspace").ok
+        with pytest.raises(WorkLost):
+            sandboxes.changes(SHOP, sandbox)
+    with sandboxes.start(SHOP) as sandbox:
+        sandbox.exec("echo 1 > ..rc", cwd="/workspace")
+        assert "b/..rc" in sandboxes.changes(SHOP, sandbox)
+
+
+LIAR = """
+import sys
+frame = sys._getframe()
+while frame and "tell" not in frame.f_locals:
+    frame = frame.f_back
+if frame:
+    frame.f_locals["tell"]({"test": "x", "status": "FINE"})
+"""
+
+
+def test_a_result_that_is_none_is_found_out(sandboxes):  # noqa: F811
+    lying = difference({FILE: Entry(0o100644, BUGGY.encode())}, {FILE: Entry(0o100644, (LIAR + BUGGY).encode())})
+    found = verify(SHOP, lying, sandboxes)
+    assert (found.reward, found.status) == (0.0, "tampered"), found
+    half = verify(SHOP, FIX + "\ud800", sandboxes)
+    assert (half.reward, half.status, "expected UTF-8" in half.reason) == (0.0, "not_applied", True)
 
 
 def test_a_difference_applies_exactly(sandboxes):  # noqa: F811

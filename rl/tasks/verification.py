@@ -130,6 +130,10 @@ def apply(sandbox: Sandbox, workdir: str, patch: str, has_git: bool) -> str:
     """Applies a patch, all of it or none; says why it could not. First as git does, then with lines and their ends less exact."""
     if not patch.strip():
         return ""
+    try:
+        patch.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        return f"patch: expected UTF-8, or bytes as surrogates, got {error}"
     if has_git:
         command = ["git", "apply", "--whitespace=nowarn", "-"]
         done = sandbox.exec(command, cwd=workdir, stdin=patch.encode("utf-8", "surrogateescape"), timeout_s=60)
@@ -187,7 +191,10 @@ def judged(task: Task, sandbox: Sandbox, done: ExecResult) -> Verdict:
             return verdict("invalid", f"the runner ended with {done.exit_code} and without a report")
         if report["tampered"]:
             return verdict("tampered", report["tampered"])
-        results = compared(task, report["outputs"]) if v.parser == "outputs" else statuses(report["results"])
+        try:
+            results = compared(task, report["outputs"]) if v.parser == "outputs" else statuses(report["results"])
+        except ValueError as error:  # of no runner's making
+            return verdict("tampered", f"report: {error}")
         exit_code = None  # tests that are on no list may fail
     elif not v.fail_to_pass:
         return verdict("resolved" if done.ok else "failed", "" if done.ok else f"test.sh ended with {done.exit_code}")

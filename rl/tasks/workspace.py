@@ -9,6 +9,7 @@ removed, everything in one commit of a new repository. All starts are forks of t
 """
 
 import io
+import itertools
 import os
 import stat
 import subprocess
@@ -30,6 +31,7 @@ from rl.tasks.task import Task, TaskError
 
 WORKSPACE = "environment/workspace/"
 MAX_TREE = 256 << 20  # bytes of a work directory
+MAX_PATH, MAX_NAME = 3800, 255  # bytes, below Linux's limits: a path stands below a directory here
 MAX_BASES = 64  # kept by one `Sandboxes`
 # Not part of a change: what tools leave behind.
 LEFTOVERS = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox")
@@ -203,7 +205,8 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 def tree(sandbox: Sandbox, workdir: str) -> Tree:
     """The files and links of a work directory, without repositories and what tools leave. WorkLost if it cannot be read.
 
-    What is neither is left out. Nested repositories are files like any other: their changes are not lost.
+    What is neither is left out. Nested repositories are files like any other: their changes are not lost. The archive is made by
+    the agent's machine, whose tar may be the agent's: one that no directory could have given is not read.
     """
     excluded = [f"--exclude={name}" for name in (".git", "*.pyc", *LEFTOVERS)]
     done = sandbox.exec(["tar", "-cf", ARCHIVE, *excluded, "-C", workdir, "."], timeout_s=60)
@@ -215,7 +218,7 @@ def tree(sandbox: Sandbox, workdir: str) -> Tree:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
                 path = os.path.normpath(member.name)
-                if path.startswith(("/", "..")) or ".git" in path.split("/"):
+                if path.startswith(("/", "../")) or path == ".." or ".git" in path.split("/"):
                     continue
                 if member.issym():
                     entries[path] = Entry(0o120000, os.fsencode(member.linkname))
@@ -226,7 +229,23 @@ def tree(sandbox: Sandbox, workdir: str) -> Tree:
                     entries[path] = same
     except (OSError, tarfile.TarError, UnicodeError, EOFError) as error:
         raise WorkLost(f"reading {workdir}: {type(error).__name__}: {error}") from None
+    if odd := misplaced(entries):
+        raise WorkLost(f"reading {workdir}: expected files in directories, got {odd[:100]!r}")
     return entries
+
+
+def misplaced(entries: Tree) -> str | None:
+    """An entry that cannot be written out here: below a file or a link, through which it would leave the directory, or with a
+    name or a target that is none or too long."""
+    for path, entry in entries.items():
+        parts, name = path.split("/"), os.fsencode(path)
+        above = itertools.accumulate(parts[:-1], "{}/{}".format)
+        target = entry.data if entry.mode == 0o120000 else b"."
+        if path == "." or b"\0" in name + target or len(name) > MAX_PATH or not 0 < len(target) <= MAX_PATH:
+            return path
+        if any(len(os.fsencode(part)) > MAX_NAME for part in parts) or any(parent in entries for parent in above):
+            return path
+    return None
 
 
 def difference(before: Tree, after: Tree) -> str:
