@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+import time
 import xml.sax.saxutils
 
 import pytest
@@ -139,6 +141,29 @@ def test_no_parser_breaks_on_any_text(parser, text):
         assert all(name for name in results)
 
 
+LONG = [(" ", "x"), (". ", "=" * 100_000), ("[ OK ] x (", ""), ("x: ", ""), (" - [", ""), ("_ a.py:", ""), ("x (", ""), ("1", "")]
+
+
+@pytest.mark.parametrize("parser", sorted({*PARSERS} - {"junit", "ctrf"}))
+def test_no_line_takes_a_parser_long(parser):
+    """A pattern that goes back over a line at each of its characters would take minutes."""
+    start = time.process_time()
+    for unit, end in LONG:
+        for begin in ("", "x ", "PASSED ", "--- PASS: ", "[err]: "):
+            parse(begin + unit * 100_000 + end, parser)
+    grade({}, ["a"], [], log="1" * 100_000)
+    assert time.process_time() - start < 30
+
+
+MINITEST = re.compile(r"(?P<name>.+)\. .*=.*(?P<status>[.FE]).*")
+
+
+@given(st.text("a.FE= ", max_size=20))
+def test_minitest_is_what_its_pattern_says(line):
+    found = MINITEST.fullmatch(line.strip())
+    assert parse(line, "minitest") == ({found["name"]: PASSED if found["status"] == "." else FAILED} if found else {})
+
+
 NAMES = st.text("abc[]- .é'\"<&", min_size=1, max_size=12).map(str.strip).filter(bool)
 
 
@@ -157,6 +182,7 @@ def test_junit_names_survive(cases):
         (lambda: parse('<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "junit"), "without a document type"),
         (lambda: parse("{}", "ctrf"), "CTRF report: expected results.tests"),
         (lambda: parse("[1]", "ctrf"), "CTRF report"),
+        (lambda: parse("[" * 100_000, "ctrf"), "CTRF report"),
         (lambda: grade({}, [], []), "fail_to_pass: expected at least one test"),
     ],
 )

@@ -19,8 +19,8 @@ from rl.tasks.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, Results, Status
 
 # A suite that ran says how many tests it ran; a zero is no evidence.
 SUITE_RAN = re.compile(
-    r"Executed [1-9]\d* of \d+|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)|[1-9]\d* passing|Tests:\s+[1-9]\d*"
-    r"|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d* total|^# tests [1-9]\d*|[1-9]\d* specs?, \d+ failures?|': ok$",
+    r"Executed [1-9]\d{0,9} of \d+|TOTAL: [1-9]\d{0,9} (?:SUCCESS|FAILED)|[1-9]\d{0,9} passing|Tests:\s+[1-9]\d{0,9}"
+    r"|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d{0,9} total|^# tests [1-9]\d{0,9}|[1-9]\d{0,9} specs?, \d+ failures?|': ok$",
     re.MULTILINE,
 )
 # What a broken machine prints, and what either a broken machine or a bad change may print.

@@ -33,6 +33,9 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 
 
+# A line may be megabytes of what the code under test prints: no pattern here goes over a line again at every character of it.
+
+
 def lines(log: str) -> Iterator[str]:
     """The log's lines without terminal colours and control characters."""
     for line in log.splitlines():
@@ -57,10 +60,12 @@ def by_line(pattern: str, statuses: dict[str, Status], cut: str = "(?!)") -> Par
 
 def reason_cut(text: str) -> str:
     """`name - reason` without the reason: a dash between brackets belongs to the name of a parametrized test."""
-    end = -1
-    while (end := text.find(" - ", end + 1)) >= 0:
-        if text.count("[", 0, end) == text.count("]", 0, end):
+    open_brackets = done = 0
+    while (end := text.find(" - ", done)) >= 0:
+        open_brackets += text.count("[", done, end) - text.count("]", done, end)
+        if open_brackets == 0:
             return text[:end]
+        done = end + 1
     return text
 
 
@@ -68,7 +73,7 @@ def pytest(log: str) -> Results:
     """pytest's short summary (`-rA`: `STATUS name - reason`) and its verbose progress (`name STATUS [ 10%]`)."""
     results = {}
     for line in lines(log):
-        line = re.sub(r"\s+\[\s*\d+%\]$", "", line.rstrip())
+        line = re.sub(r"(?<!\s)\s+\[\s*\d+%\]$", "", line.rstrip())
         first, _, rest = line.partition(" ")
         before, _, last = line.rpartition(" ")
         if first in Status.__members__ and rest.strip() and not (first == SKIPPED and re.match(r"\[\d+\]", rest)):
@@ -122,7 +127,11 @@ def seaborn(log: str) -> Results:
 
 def sympy(log: str) -> Results:
     """sympy's own runner: `test_a ok|F|E`, and a header of underscores for each failure."""
-    results = {f"{m[1]}.py:{m[2]}": FAILED for m in re.finditer(r"^_+ (.*)\.py:(.*) _+$", "\n".join(lines(log)), re.MULTILINE)}
+    results = {}
+    for line in lines(log):
+        inside = line.strip("_")
+        if line[:1] == line[-1:] == "_" and inside[:1] == inside[-1:] == " " and ".py:" in inside[1:-1]:
+            results[inside[1:-1]] = FAILED
     return results | by_line(r"(?P<name>test_\S*)(?: .*)? (?P<status>ok|F|E)", {"ok": PASSED, "F": FAILED, "E": ERROR})(log)
 
 
@@ -161,8 +170,9 @@ def gradle(log: str) -> Results:
     results, open_test = {}, None
     for line in lines(log):
         line = line.strip()
-        if found := re.fullmatch(r"([^>].+)\s+(PASSED|FAILED)", line):
-            results[found[1].rstrip()], open_test = Status(found[2]), None
+        name, status = line[:-6], line[-6:]
+        if status in (PASSED, FAILED) and len(name) > 2 and name[0] != ">" and name[-1].isspace():
+            results[name.rstrip()], open_test = Status(status), None
         elif re.fullmatch(r"[^>]\S*\s+>\s+\S+", line):
             open_test = line
         elif open_test and line in (PASSED, FAILED):
@@ -174,7 +184,7 @@ def phpunit(log: str) -> Results:
     """PHPUnit's `--testdox`: a suite's line, then its tests; names joined by ` > `."""
     results, suite = {}, None
     for line in lines(log):
-        if found := re.fullmatch(r"(\w.+) \(.+\)", line):
+        if found := re.fullmatch(r"(?=.*\)$)(\w.+) \(.+\)", line):
             suite = found[1]
         elif found := re.fullmatch(r"\s*([✔✘↩])\s*(.*)", line):
             results[f"{suite} > {found[2]}"] = {"✔": PASSED, "✘": FAILED, "↩": SKIPPED}[found[1]]
@@ -236,8 +246,30 @@ def ctrf(report: str) -> Results:
     try:
         tests = json.loads(report)["results"]["tests"]
         return {"::".join(filter(None, [t.get("filePath"), t["name"]])): statuses[t["status"]] for t in tests}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"CTRF report: expected results.tests with name and status, got {type(error).__name__}: {error}") from None
+
+
+def googletest(log: str) -> Results:
+    """googletest: `[ OK ] Suite.test (1 ms)`; what a test prints may stand before it."""
+    results = {}
+    for line in map(str.strip, lines(log)):
+        times = [found.start() for found in re.finditer(r"\s\(", line[:-1])] if line.endswith(")") else []
+        if marks := [m for m in re.finditer(r"\[\s*(OK|FAILED)\s*\]\s", line) if times and m.end() <= times[-1]]:
+            results[line[marks[-1].end() : times[-1]]] = PASSED if marks[-1][1] == "OK" else FAILED
+    return results
+
+
+def minitest(log: str) -> Results:
+    """Minitest's `-v`: `name. ... = 0.01 s = .`."""
+    statuses = {".": PASSED, "F": FAILED, "E": FAILED}
+    results = {}
+    for line in map(str.strip, lines(log)):
+        at = max(map(line.rfind, statuses))
+        name = line[: max(line.rfind(". ", 0, max(line.rfind("=", 0, max(at, 0)), 0)), 0)]
+        if name:
+            results[name] = statuses[line[at]]
+    return results
 
 
 DURATION = r"(?:\s\(\d+\s*m?s\))?"
@@ -263,7 +295,7 @@ PARSERS: dict[str, Parser] = {
     "tap": by_line(r"(?P<status>ok|not ok) \d+ (?P<name>.+)", {"ok": PASSED, "not ok": FAILED}),
     "karma": karma,
     # Go, Rust
-    "gotest": by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)", PASS_FAIL | {"SKIP": SKIPPED}),
+    "gotest": by_line(r"(?=.*\)$)--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)", PASS_FAIL | {"SKIP": SKIPPED}),
     # an ignored test is left out, which grades as failed: `#[ignore]` must not hide a regression
     "cargo": by_line(r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<status>ok|FAILED)", {"ok": PASSED, "FAILED": FAILED}),
     # Java
@@ -271,7 +303,7 @@ PARSERS: dict[str, Parser] = {
     "gradle": gradle,
     "ant": by_line(r"\[junit\]\s+\[(?P<status>PASS|FAIL|ERR)\]\s+(?P<name>.*)", PASS_FAIL | {"ERR": FAILED}),
     # C, C++
-    "googletest": by_line(r".*\[\s*(?P<status>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)", {"OK": PASSED, "FAILED": FAILED}),
+    "googletest": googletest,
     "ctest": by_line(
         r"\d+/\d+ Test\s+#\d+: (?P<name>\S+) [ .]*(?P<status>Passed|\*\*\*(?:Failed|Timeout|Not Run|Skipped|Exception))\b.*",
         {"Passed": PASSED, "***Skipped": SKIPPED} | {f"***{bad}": FAILED for bad in ("Failed", "Timeout", "Not Run", "Exception")},
@@ -280,12 +312,12 @@ PARSERS: dict[str, Parser] = {
     "tcl": by_line(
         rf"\[(?P<status>ok|err|skip|ignore)\]:\s(?P<name>.+?){DURATION}",
         {"ok": PASSED, "err": FAILED, "skip": SKIPPED, "ignore": SKIPPED},
-        cut=r"\s+in\s+\S+$",
+        cut=r"(?<!\s)\s+in\s+\S+$",
     ),
     "automake": by_line(r"(?P<status>PASS|FAIL):\s(?P<name>.+)", PASS_FAIL),
     "micropython": by_line(r"(?P<status>pass|FAIL|skip)\s+(?P<name>.+)", {"pass": PASSED, "FAIL": FAILED, "skip": SKIPPED}),
     # Ruby, PHP
-    "minitest": by_line(r"(?P<name>.+)\. .*=.*(?P<status>[.FE]).*", {".": PASSED, "F": FAILED, "E": FAILED}),
+    "minitest": minitest,
     "cucumber": by_line(r"(?P<name>.*) \.+(?P<status>[.F]).*", {".": PASSED, "F": FAILED}),
     "test_unit": by_line(
         r"(?:test: )?(?P<name>.+):\s+(?P<status>\.|[EFO]\b).*", {".": PASSED, "E": FAILED, "F": FAILED, "O": SKIPPED}
