@@ -1,6 +1,7 @@
 """The task format and the importers: round trips, foreign directories written by hand, and every error by name."""
 
 import json
+import math
 import tomllib
 
 import pytest
@@ -107,6 +108,13 @@ def test_sizes(size, expected):
         ({"instruction.md": "x"}, "task.toml: expected a file, found none"),
         ({"task.toml": ""}, "instruction.md: expected a file, found none"),
         ({"task.toml": "a = ", "instruction.md": "x"}, "task.toml: expected TOML"),
+        ({"task.toml": "", "instruction.md": b"\xff"}, "instruction.md: expected UTF-8"),
+        ({"task.toml": "", "instruction.md": "x", "tests/f2p.json": "[]"}, "f2p.json: expected at least one test, got none"),
+        ({"task.toml": "", "instruction.md": "x", "tests/p2p.json": '["a"]'}, "f2p.json: expected at least one test, got none"),
+        ({"task.toml": "", "instruction.md": "x", "tests/f2p.json": "[" * 100_000}, "f2p.json: expected JSON"),
+        ({"task.toml": "[environment]\nenv = {A = 1}", "instruction.md": "x"}, "environment.env: expected texts"),
+        ({"task.toml": '[environment]\nallowed_hosts = "a.b"', "instruction.md": "x"}, "allowed_hosts: expected a list, got 'a.b'"),
+        ({"task.toml": '[metadata.mxmoe.grading]\nfail_only = "no"', "instruction.md": "x"}, "fail_only: expected true or false"),
         ({"task.toml": b"a = '\xff'", "instruction.md": "x"}, "task.toml: expected TOML in UTF-8"),
         ({"task.toml": "", "instruction.md": " \n"}, "instruction: expected a text"),
         ({"task.toml": "[[steps]]\nname='a'", "instruction.md": "x"}, "steps: expected one step"),
@@ -137,6 +145,10 @@ def test_links_out_of_a_task_are_refused(tmp_path):
     (root / "tests" / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(TaskError, match="expected a file inside the task"):
         load(root)
+    foreign = directory(tmp_path / "foreign", TERMINAL_BENCH)
+    (foreign / "tests/secret").symlink_to("/etc/hosts")
+    with pytest.raises(TaskError, match="expected a file inside the task"):
+        importers.terminal_bench(foreign)
 
 
 PATCH = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"
@@ -176,6 +188,13 @@ def test_rows_of_its_successors():
         ({"patch": None}, "missing patch"),
         ({"FAIL_TO_PASS": "t.py::a"}, "a__b-1: FAIL_TO_PASS: expected a list of test names or its JSON"),
         ({"PASS_TO_PASS": [1]}, "PASS_TO_PASS: expected a list of test names"),
+        ({"FAIL_TO_PASS": "[" * 100_000}, "FAIL_TO_PASS: expected a list of test names"),
+        ({"FAIL_TO_PASS": []}, "a__b-1: FAIL_TO_PASS: expected at least one test, got none"),
+        ({"patch": math.nan}, "missing patch"),
+        ({"test_patch": b"x"}, "a__b-1: test_patch: expected a text"),
+        ({"install_config": '{"test_cmd": "x"}'}, "a__b-1: install_config: expected a mapping"),
+        ({"problem_statement": "\ud800", "eval_script": "x"}, "instruction: expected whole characters"),
+        ({"install_config": {"test_cmd": "x", "log_parser": [1]}}, "parser: expected one of"),
         ({}, "expected a column eval_script or install_config.test_cmd"),
         ({"eval_script": "x", "log_parser": "parse_log_prettier"}, "parser: expected one of"),
     ],
@@ -242,6 +261,10 @@ def test_terminal_bench(tmp_path):
         ({"task.yaml": "a: ["}, "task.yaml: expected YAML"),
         ({"task.yaml": "- a"}, "task.yaml: expected a mapping, got list"),
         ({"task.yaml": "difficulty: easy"}, "instruction: expected a text"),
+        ({"task.yaml": "descriptions: [x]"}, "instruction: expected a text"),
+        ({"task.yaml": "[" * 20_000}, "task.yaml: expected YAML"),
+        ({"task.yaml": "instruction: x\nmax_test_timeout_sec: long\n"}, "max_test_timeout_sec: expected a number, got 'long'"),
+        ({"docker-compose.yaml": "services:\n"}, "expected one service, got none"),
     ],
 )
 def test_bad_terminal_bench_is_named(tmp_path, files, message):

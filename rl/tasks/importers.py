@@ -4,6 +4,7 @@ Harbor's directories need no import: the native format is a subset (`task.load`)
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def names(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = row[key]
     try:
         found = json.loads(value) if isinstance(value, str) else list(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise TaskError(f"{row['instance_id']}: {key}: expected a list of test names or its JSON, got {str(value)[:60]!r}")
@@ -68,12 +69,23 @@ def swebench_row(row: Mapping[str, Any], *, test_command: str | None = None, par
     parser        of its output (`logs.PARSERS` or SWE-bench's name), where the row does not say
     Raises TaskError for a missing column, an unknown parser, and a row that does not say how its tests are run.
     """
+    if not isinstance(row, Mapping):
+        raise TaskError(f"row: expected a mapping of columns, got {type(row).__name__}")
+    row = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}  # pandas' None
     missing = [key for key in ROW if row.get(key) is None]
     if missing:
         raise TaskError(f"{row.get('instance_id', 'row')}: expected the columns {', '.join(ROW)}, missing {', '.join(missing)}")
+    texts = ("instance_id", "problem_statement", "patch", "test_patch", "eval_script", "log_parser", "license")
+    for key in texts:
+        if not isinstance(row.get(key) or "", str):
+            raise TaskError(f"{row['instance_id']}: {key}: expected a text, got {str(row[key])[:60]!r}")
     fail_to_pass, pass_to_pass = names(row, "FAIL_TO_PASS"), names(row, "PASS_TO_PASS")
+    if not fail_to_pass:  # would be graded by its script's exit status, which is that of a clean-up
+        raise TaskError(f"{row['instance_id']}: FAIL_TO_PASS: expected at least one test, got none")
     install = row.get("install_config") or {}
-    theirs = parser or row.get("log_parser") or install.get("log_parser") or "parse_log_pytest"
+    if not isinstance(install, Mapping):
+        raise TaskError(f"{row['instance_id']}: install_config: expected a mapping, got {str(install)[:60]!r}")
+    theirs = str(parser or row.get("log_parser") or install.get("log_parser") or "parse_log_pytest")
     ours = SWEBENCH_PARSERS.get(theirs, theirs)
     command = test_command or install.get("test_cmd")
     if row.get("eval_script"):
@@ -121,7 +133,7 @@ def mapping(file: Path) -> dict[str, Any]:
         found = yaml.safe_load(file.read_text("utf-8"))
     except FileNotFoundError:
         raise TaskError(f"{file}: expected a file, found none") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(f"{file}: expected YAML in UTF-8, got {error}") from None
     if not isinstance(found, dict):
         raise TaskError(f"{file}: expected a mapping, got {type(found).__name__}")
@@ -145,6 +157,8 @@ def swebench_tasks(repository: str | Path) -> list[Task]:
     """
     root = Path(repository)
     published = mapping(root / "sweb.yaml").get("splits", ["test"])
+    if not isinstance(published, list) or not published:
+        raise TaskError(f"{root / 'sweb.yaml'}: splits: expected a list of names, got {published!r}")
     tasks = []
     for directory in sorted(file.parent for file in root.glob("tasks/*/task.yaml")):
         row = mapping(directory / "task.yaml")
@@ -152,8 +166,10 @@ def swebench_tasks(repository: str | Path) -> list[Task]:
             continue
         try:
             tests = json.loads(text(directory / "tests.json"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"{directory / 'tests.json'}: expected JSON, got {error}") from None
+        if not isinstance(tests, dict):
+            raise TaskError(f"{directory / 'tests.json'}: expected an object, got {type(tests).__name__}")
         columns = {
             "patch": "gold.patch",
             "test_patch": "test.patch",
@@ -178,19 +194,30 @@ def terminal_bench(directory: str | Path) -> Task:
     """
     root = Path(directory)
     config = mapping(root / "task.yaml")
-    instruction = config.get("instruction") or next(iter(config.get("descriptions") or [{}])).get("description")
+    described = config.get("descriptions")
+    first = described[0] if isinstance(described, list) and described and isinstance(described[0], dict) else {}
+    instruction = config.get("instruction") or first.get("description")
     if not isinstance(instruction, str):
         raise TaskError(f"{root / 'task.yaml'}: instruction: expected a text, got {instruction!r}")
     compose = root / "docker-compose.yaml"
-    services = list(mapping(compose).get("services", {})) if compose.is_file() else ["client"]
+    services = list(mapping(compose).get("services") or {}) if compose.is_file() else ["client"]
     if len(services) != 1:
-        raise TaskError(f"{compose}: expected one service, got {', '.join(services)}")
+        raise TaskError(f"{compose}: expected one service, got {', '.join(map(str, services)) or 'none'}")
+
+    def seconds(key: str, default: float) -> float:
+        value = config.get(key, default)
+        if type(value) not in (int, float):
+            raise TaskError(f"{root / 'task.yaml'}: {key}: expected a number, got {value!r}")
+        return float(value)
+
     files = {"tests/run-tests.sh": text(root / "run-tests.sh").encode()}
     files["tests/test.sh"] = b'#!/bin/bash\nTEST_DIR=/tests exec bash /tests/run-tests.sh "$@"\n'
     if (root / "solution.sh").is_file():
         files["solution/solve.sh"] = (root / "solution.sh").read_bytes()
     apart = {"task.yaml", "docker-compose.yaml", "run-tests.sh", "solution.sh", "solution.yaml"}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise TaskError(f"{path}: expected a file inside the task, got a link to {path.resolve()}")
         name = path.relative_to(root).as_posix()
         if name not in apart:  # what is neither test nor solution is context of the Dockerfile
             files[name if name.startswith("tests/") else f"environment/{name}"] = path.read_bytes()
@@ -198,11 +225,11 @@ def terminal_bench(directory: str | Path) -> Task:
         name=f"terminal-bench/{root.resolve().name}",
         instruction=instruction,
         environment=Environment(workdir="/app", network="public"),
-        verifier=Verifier(parser="pytest", report=None, timeout_sec=float(config.get("max_test_timeout_sec", 180.0))),
+        verifier=Verifier(parser="pytest", report=None, timeout_sec=seconds("max_test_timeout_sec", 180.0)),
         provenance=Provenance(
-            source="terminal-bench", difficulty={"easy": 0.2, "medium": 0.5, "hard": 0.8}.get(config.get("difficulty"))
+            source="terminal-bench", difficulty={"easy": 0.2, "medium": 0.5, "hard": 0.8}.get(str(config.get("difficulty")))
         ),
-        agent_timeout_sec=float(config.get("max_agent_timeout_sec", 360.0)),
+        agent_timeout_sec=seconds("max_agent_timeout_sec", 360.0),
         files=files,
     )
 

@@ -12,6 +12,7 @@ they did is graded outside (`grading`). A task whose lists are missing is graded
 """
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -100,15 +101,22 @@ class Task:
         e, v = self.environment, self.verifier
         need(re.fullmatch(r"[\w.-]+/[\w.+-]+", self.name) is not None, "name", "origin/name", self.name)
         need(bool(self.instruction.strip()), "instruction", "a text", self.instruction)
+        need(not re.search("[\ud800-\udfff]", self.instruction), "instruction", "whole characters", self.instruction[:60])
         need(e.network in NETWORKS, "network", " or ".join(NETWORKS), e.network)
         need(e.network == "allowlist" or not e.allowed_hosts, "allowed_hosts", "none without network allowlist", e.allowed_hosts)
-        need(e.workdir.startswith("/"), "workdir", "an absolute path", e.workdir)
+        need(e.workdir.startswith("/") and "\0" not in e.workdir, "workdir", "an absolute path", e.workdir)
+        need(v.report is None or str(v.report).startswith("/"), "report", "an absolute path or none", v.report)
+        need(isinstance(v.fail_only, bool), "fail_only", "true or false", v.fail_only)
+        need(e.image is None or isinstance(e.image, str), "docker_image", "a name", e.image)
+        for what, env in (("environment", e.env), ("verifier", v.env)):
+            need(all(isinstance(value, str) for value in env.values()), f"{what}.env", "texts", env)
         for what, limit in (("cpus", e.cpus), ("memory_mb", e.memory_mb), ("storage_mb", e.storage_mb)):
             need(limit is None or (math.isfinite(limit) and limit > 0), what, "a positive number", limit)
         for what, seconds in (("agent", self.agent_timeout_sec), ("verifier", v.timeout_sec), ("build", e.build_timeout_sec)):
             need(math.isfinite(seconds) and seconds > 0, f"{what} timeout_sec", "a positive number", seconds)
         need(v.parser in (*PARSERS, *GRADED_OUTSIDE), "parser", f"one of {sorted(PARSERS)} or {GRADED_OUTSIDE}", v.parser)
         need(self.provenance.kind in KINDS, "kind", f"one of {KINDS}", self.provenance.kind)
+        need(bool(v.fail_to_pass) or not v.pass_to_pass, "fail_to_pass", "at least one test beside those of pass_to_pass", [])
         both = sorted(set(v.fail_to_pass) & set(v.pass_to_pass))
         need(not both, "pass_to_pass", "no test of fail_to_pass", both[:1])
         for path in self.files:
@@ -163,7 +171,7 @@ def megabytes(size: int | float | str) -> int:
 def names_of(file: Path) -> tuple[str, ...]:
     try:
         names = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{file}: expected JSON, got {error}") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TaskError(f"{file}: expected a list of test names, got {type(names).__name__}")
@@ -179,12 +187,17 @@ def load(directory: str | Path) -> Task:
     root = Path(directory)
     file = root / "task.toml"
     try:
-        config = tomllib.loads(file.read_text("utf-8"))
-        instruction = (root / "instruction.md").read_text("utf-8")
+        config, told = tomllib.loads(file.read_text("utf-8")), (root / "instruction.md").read_bytes()
     except FileNotFoundError as error:
         raise TaskError(f"{error.filename}: expected a file, found none") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except NotADirectoryError:
+        raise TaskError(f"{root}: expected a directory, got a file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(f"{file}: expected TOML in UTF-8, got {error}") from None
+    try:
+        instruction = io.TextIOWrapper(io.BytesIO(told), "utf-8").read()
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{root / 'instruction.md'}: expected UTF-8, got {error}") from None
     try:
         return parsed(root, config, instruction)
     except TaskError:
@@ -202,6 +215,8 @@ def parsed(root: Path, config: dict[str, Any], instruction: str) -> Task:
         if table.get(key):
             raise TaskError(f"{root / 'task.toml'}: environment.{key}: expected none, got {table[key]!r}")
     network = table.get("network_mode") or ("public" if table.get("allow_internet", True) else "no-network")
+    if not isinstance(table.get("allowed_hosts") or [], list):
+        raise TaskError(f"{root / 'task.toml'}: environment.allowed_hosts: expected a list, got {table['allowed_hosts']!r}")
     memory, storage = (table.get(f"{key}_mb", table.get(key)) for key in ("memory", "storage"))
     environment = Environment(
         image=table.get("docker_image"),
@@ -218,6 +233,8 @@ def parsed(root: Path, config: dict[str, Any], instruction: str) -> Task:
     listed = {
         key: names_of(root / f"tests/{key}.json") for key in ("f2p", "p2p") if files.pop(f"tests/{key}.json", None) is not None
     }
+    if listed and not listed.get("f2p"):  # without lists its exit status would be the grade
+        raise TaskError(f"{root / 'tests/f2p.json'}: expected at least one test, got none")
     grading, verifier = metadata.get("grading", {}), config.get("verifier", {})
     return Task(
         name=config.get("task", {}).get("name") or f"local/{root.resolve().name}",
