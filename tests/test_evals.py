@@ -3,20 +3,23 @@
 import json
 import re
 from collections import Counter
+from dataclasses import asdict, replace
 
 import pytest
 
 from rl.__main__ import main
 from rl.environments.images import ImageStore
 from rl.environments.sandbox import ExecResult
+from rl.evals.command import price_of
 from rl.evals.page import page
-from rl.evals.runner import Evaluation, Price, Settings, read_results
+from rl.evals.runner import Evaluation, Price, Result, Settings, read_results
 from rl.evals.suites import TARGETED, Outcome, suite
 from rl.evals.summary import differs, pareto, summarize
 from rl.evals.targeted import SUITES
 from rl.harness.model import Call, Reply, ScriptedModel
+from rl.harness.schema import ToolResult
 from rl.harness.toolsets import tool_set
-from rl.harness.trajectory import Trajectory
+from rl.harness.trajectory import Step, Trajectory, dumped
 from rl.tasks.task import TaskError, save
 from rl.tasks.workspace import Sandboxes
 from tests import report_cases, sandbox_cases
@@ -104,6 +107,55 @@ def test_a_run_goes_on_where_it_was_ended(sandboxes, tmp_path):
         evaluation(tmp_path, two, passes=3, model="other")
     with pytest.raises(ValueError, match="same tasks"):
         evaluation(tmp_path, two[:1], passes=2)
+
+
+def test_results_are_read_whatever_stands_in_them(tmp_path):
+    """Line ends of Unicode within a text, halves of characters, a line cut within a character, lines that are no result."""
+    fine = Result("a/b", 0, 1.0, "resolved", "x\u2028y\x85z")
+    lines = [dumped(asdict(fine)), "3", '{"x": 1}', '{"task": [], "attempt": 0, "score": 1, "status": ""}', "[" * 100_000]
+    lines += [dumped(asdict(replace(fine, attempt=1, reason="\ud83d")))]
+    data = "\n".join(lines).encode() + b"\n" + dumped(asdict(replace(fine, attempt=2, reason="é"))).encode().split(b"\xa9")[0]
+    (tmp_path / "results.jsonl").write_bytes(data)
+    assert read_results(tmp_path) == [fine, replace(fine, attempt=1, reason="\ud83d")]
+
+
+def test_tasks_of_one_name_are_refused(tmp_path):
+    (entry,) = entries("eager/plan")
+    for name in ("eager/plan", "a--b/c"):
+        other = replace(entry, task=replace(entry.task, name=name))
+        with pytest.raises(ValueError, match="expected different names, got"):
+            evaluation(tmp_path, [entry, other, replace(entry, task=replace(entry.task, name="a/b--c"))])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_what_is_damaged_or_odd(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    name = "[/red]<script>alert(1)</script>"
+    pins = {"model": name, "version": "", "suite": name, "tasks": {"a/b": "1"}}
+    run = tmp_path / "run"
+    (run / "trajectories/a--b").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps(pins))
+    results = [Result("a/b", 0, 1.0, "resolved", name + "\ud83d"), Result("a/b", 1, 1.0, "resolved")]
+    (run / "results.jsonl").write_text("".join(dumped(asdict(result)) + "\n" for result in results))
+    deep = '{"a": ' + "[" * 940 + "]" * 940 + "}"
+    said = Reply(name + "\ud83d", (Call("0", name, "[" * 100_000), Call("1", name, deep)))
+    Trajectory(name, [], "d", [Step("agent", said, (ToolResult(name), ToolResult(name)))]).save(run / "trajectories/a--b/0.json")
+    (run / "trajectories/a--b/1.json").write_text('{"steps": [')
+    assert main(["eval", "report", str(run), "--out", str(tmp_path / "report.html")]) == 0
+    assert "[/red]" in capsys.readouterr().out
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert html.count("<script") == 1
+    assert "1.json is damaged: JSONDecodeError" in html
+    (run / "run.json").write_text(json.dumps(pins | {"tasks": 3}))
+    assert main(["eval", "report", str(run), str(run)]) == 1
+    assert "expected the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prices", ["[]", '{"m": [1]}', '{"m": ["1", 2]}', '{"m": [NaN, 1]}', '{"m": [-1, 1]}', '{"m": 3}', "{}"])
+def test_prices_that_are_none(tmp_path, prices):
+    (tmp_path / "prices.json").write_text(prices)
+    with pytest.raises(ValueError, match="expected .*, got"):
+        price_of(tmp_path / "prices.json", "m")
 
 
 def test_the_command(sandboxes, tmp_path, capsys):

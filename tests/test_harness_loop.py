@@ -147,7 +147,8 @@ def test_a_streamed_reply(server):
         stream(
             delta(role="assistant", reasoning_content="hm"),
             delta(content="I "),
-            delta(content="look."),
+            delta(content="look.\ud83d"),
+            delta(content="\ude00 \ud83d"),
             delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "read_file", "arguments": '{"pa'}}]),
             delta(tool_calls=[{"index": 0, "function": {"arguments": 'th": "x"}'}}]),
             delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "list_dir", "arguments": ""}}]),
@@ -157,7 +158,7 @@ def test_a_streamed_reply(server):
     ]
     model = ChatServer(server.url, "m", key="k", temperature=0.5)
     reply = model.reply([{"role": "user", "content": "x"}], tool_set().schemas, 100, 10)
-    assert (reply.text, reply.thinking, reply.finish_reason) == ("I look.", "hm", "tool_calls")
+    assert (reply.text, reply.thinking, reply.finish_reason) == ("I look.\U0001f600 \ufffd", "hm", "tool_calls")
     assert reply.calls == (Call("a", "read_file", '{"path": "x"}'), Call("b", "list_dir", ""))
     assert (reply.prompt_tokens, reply.completion_tokens) == (7, 9)
     assert server.asked[0]["temperature"] == 0.5

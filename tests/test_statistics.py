@@ -100,6 +100,7 @@ def test_agents_without_scatter():
     assert compare(same, same).p_value == 1
     assert not compare(same, same).significant
     assert compare(same, better).p_value == 0
+    assert compare({task: [0.1] * 3 for task in "ab"}, {task: [0.1] for task in "ab"}).p_value == 1  # equal but for rounding
     assert compare(same, better).significant
 
 

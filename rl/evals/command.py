@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -92,7 +94,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         evaluation = Evaluation(out, settings, entries, tool_set(strict=False))
         missing = len(evaluation.missing())
         with Progress(console=Console(stderr=True)) as progress:
-            bar = progress.add_task(arguments.suite, total=missing)
+            bar = progress.add_task(escape(arguments.suite), total=missing)
 
             def told(result: Result) -> None:
                 score = "no score" if result.score is None else f"{100 * result.score:.0f} %"
@@ -107,14 +109,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def price_of(file: Path, name: str) -> Price:
     prices = json.loads(file.read_text())
-    if name not in prices:
-        raise ValueError(f"{file}: expected a price of {name!r}, got those of {', '.join(prices)}")
-    return Price(*prices[name])
+    if not isinstance(prices, dict) or name not in prices:
+        raise ValueError(f"{file}: expected a price of {name!r}, got those of {', '.join(prices) if prices else 'none'}")
+    price = prices[name]
+    if not isinstance(price, list) or len(price) != 2 or not all(type(p) in (int, float) and 0 <= p < math.inf for p in price):
+        raise ValueError(f"{file}: {name}: expected [dollars per million prompt tokens, completion tokens], got {price!r}")
+    return Price(*price)
 
 
 def report(runs: Sequence[Path], out: Path) -> int:
     summaries = [summarize(run) for run in runs]
-    out.write_text(page(summaries), "utf-8")
+    out.write_bytes(page(summaries).encode("utf-8", "replace"))
     show(summaries, Console())
     print(f"{out} has the attempts")
     return 1 if any(s.average is None for s in summaries) else 0
@@ -123,7 +128,7 @@ def report(runs: Sequence[Path], out: Path) -> int:
 def show(summaries: Sequence[Summary], console: Console) -> None:
     table = Table(*HEADS)
     for summary in summaries:
-        table.add_row(*cells(summary))
+        table.add_row(*map(escape, cells(summary)))
     console.print(table)
     for i, first in enumerate(summaries):
         for second in summaries[i + 1 :]:

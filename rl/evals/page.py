@@ -129,13 +129,17 @@ def attempt(s: Summary, result: Result, anchor: str) -> str:
     criteria = "".join(f"{marks[fine]}{escape(name)}</div>" for name, fine in result.criteria.items())
     patch_file, run_file = place(s.directory, "patches", result, "diff"), place(s.directory, "trajectories", result, "json")
     patch = patch_file.read_bytes().decode("utf-8", "replace") if patch_file.exists() else ""
-    steps = json.loads(run_file.read_text("utf-8"))["steps"] if run_file.exists() else []
+    try:
+        steps = json.loads(run_file.read_text("utf-8"))["steps"] if run_file.exists() else []
+        said = "".join(map(step, steps))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        steps, said = [], f"<div>{escape(f'{run_file} is damaged: {type(error).__name__}: {error}')}</div>"
     reason = f"<div>{escape(result.reason)}</div>" if result.reason else ""
     return (
         f'<details class="attempt" id="{anchor}"><summary>{escape(about)}</summary>{reason}{criteria}'
         f'<details class="diff"><summary>Diff, {result.changed_lines} lines</summary><pre>{coloured(patch)}</pre></details>'
         f'<details class="transcript"><summary>Transcript, {len(steps)} steps</summary>'
-        f"{''.join(map(step, steps))}</details></details>"
+        f"{said}</details></details>"
     )
 
 

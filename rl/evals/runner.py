@@ -8,6 +8,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from rl.harness.loop import SUMMARY, SYSTEM, LoopLimits, run
 from rl.harness.model import Model
 from rl.harness.schema import ToolSet
 from rl.harness.session import Session
-from rl.harness.trajectory import Trajectory
+from rl.harness.trajectory import Trajectory, dumped
 from rl.tasks.task import TaskError
 from rl.tasks.verification import Verdict, verify
 from rl.tasks.workspace import Sandboxes, WorkLost, tree
@@ -62,6 +63,14 @@ class Result:
     changed_lines: int = 0
 
 
+# Of a stored result's fields.
+KINDS = {
+    **dict.fromkeys(("task", "status", "reason", "end"), str),
+    **dict.fromkeys(("attempt", "prompt_tokens", "completion_tokens", "replies", "calls", "invalid_calls", "changed_lines"), int),
+    **{"score": int | float | None, "cost": int | float | None, "seconds": int | float, "criteria": Mapping},
+}
+
+
 def harness_digest(tools: ToolSet) -> str:
     """sha256 of what an agent is told and of the code that runs its tools."""
     content = hashlib.sha256(f"{tools.digest}\0{SYSTEM}\0{SUMMARY}".encode())
@@ -89,6 +98,9 @@ class Evaluation:
     def __init__(self, directory: Path, settings: Settings, entries: Sequence[Entry], tools: ToolSet, judge: Judge | None = None):
         self.directory, self.settings, self.entries, self.tools, self.judge = Path(directory), settings, entries, tools, judge
         self._lock = threading.Lock()
+        places = Counter(place_of(entry.task.name) for entry in entries)
+        if twice := [entry.task.name for entry in entries if places[place_of(entry.task.name)] > 1]:
+            raise ValueError(f"tasks: expected different names, got {', '.join(twice[:4])}")
         pins = json.loads(
             json.dumps(
                 asdict(settings)
@@ -153,12 +165,17 @@ class Evaluation:
                     file.seek(-1, 2)
                     if file.read(1) != b"\n":  # a crash cut the line before
                         file.write(b"\n")
-                file.write((json.dumps(asdict(result), ensure_ascii=False) + "\n").encode())
+                file.write((dumped(asdict(result)) + "\n").encode())
         return result
 
 
+def place_of(task: str) -> str:
+    """The directory's name of a task."""
+    return task.replace("/", "--")
+
+
 def place(directory: Path, kind: str, result: Result, suffix: str) -> Path:
-    return Path(directory) / kind / result.task.replace("/", "--") / f"{result.attempt}.{suffix}"
+    return Path(directory) / kind / place_of(result.task) / f"{result.attempt}.{suffix}"
 
 
 def attempt(
@@ -191,7 +208,12 @@ def attempt(
             patch, lost = sandboxes.changes(task, sandbox), ""
         except WorkLost as error:
             patch, lost = "", str(error)
-        criteria = {} if lost or not entry.rubric else judged(entry, outcome_of(patch, sandbox, task, trajectory, answer), judge)
+        criteria = {}
+        try:
+            if entry.rubric and not lost:
+                criteria = judged(entry, outcome_of(patch, sandbox, task, trajectory, answer), judge)
+        except WorkLost as error:
+            lost = str(error)
     result = Result(
         task.name,
         number,
@@ -238,15 +260,18 @@ def judged(entry: Entry, outcome: Outcome, judge: Judge | None) -> dict[str, boo
 
 
 def read_results(directory: str | Path) -> list[Result]:
-    """The last result of every attempt, in the order of tasks and attempts; a line that was cut by a crash is left out."""
+    """The last result of every attempt, in the order of tasks and attempts; a line that was cut by a crash, or is no result, is
+    left out."""
     file = Path(directory) / RESULTS
     found: dict[tuple[str, int], Result] = {}
-    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+    for line in file.read_bytes().split(b"\n") if file.exists() else ():
         try:
             result = Result(**json.loads(line))
-        except ValueError:
+            if odd := [name for name, kinds in KINDS.items() if not isinstance(getattr(result, name), kinds)]:
+                raise TypeError(", ".join(odd))
+            found[result.task, result.attempt] = result
+        except (ValueError, TypeError, RecursionError):
             continue
-        found[result.task, result.attempt] = result
     return [found[key] for key in sorted(found)]
 
 

@@ -34,6 +34,8 @@ def summarize(directory: str | Path) -> Summary:
         pins = json.loads((directory / RUN).read_text())
         results = read_results(directory)
         name = f"{pins['model']}{pins['version'] and ' ' + pins['version']}"
+        if not isinstance(pins["tasks"], dict) or not isinstance(pins["suite"], str):
+            raise TypeError(f"{RUN} without suite or tasks")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{directory}: expected the directory of a run, got {type(error).__name__}: {error}") from None
     graded = [result for result in results if result.score is not None]

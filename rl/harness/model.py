@@ -183,6 +183,12 @@ def served_name(url: str, key: str = "") -> str:
         raise ModelError(f"{url}: no list of models: {type(error).__name__}: {error}") from None
 
 
+def whole(text: str) -> str:
+    """The text with its surrogates as the characters they are halves of, which servers may send in two parts; U+FFFD for one
+    alone."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def merged(chunks: Sequence[dict[str, Any]], seconds: float) -> Reply:
     """One reply out of the chunks of a stream, or out of one whole response. Fields that servers add (token_ids) are kept."""
     text = thinking = ""
@@ -212,11 +218,11 @@ def merged(chunks: Sequence[dict[str, Any]], seconds: float) -> Reply:
                 slot["name"] += function.get("name") or ""
                 arguments = function.get("arguments") or ""
                 slot["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
-    made = tuple(Call(c["id"] or f"call_{i}", c["name"], c["arguments"]) for i, c in sorted(calls.items()))
+    made = tuple(Call(whole(c["id"]) or f"call_{i}", whole(c["name"]), whole(c["arguments"])) for i, c in sorted(calls.items()))
     return Reply(
-        text=text,
+        text=whole(text),
         calls=made,
-        thinking=thinking,
+        thinking=whole(thinking),
         prompt_tokens=usage.get("prompt_tokens", 0),
         completion_tokens=usage.get("completion_tokens", len(ids)),
         finish_reason=finish,

@@ -1,6 +1,7 @@
 """What an agent did: the steps of a run, written as ATIF (Agent Trajectory Interchange Format 1.7, as Harbor reads it)."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +72,12 @@ class Trajectory:
         }
 
     def save(self, file: str | Path) -> None:
-        Path(file).write_text(json.dumps(self.atif(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        Path(file).write_text(dumped(self.atif(), indent=1) + "\n", "utf-8")
+
+
+def dumped(content: Any, **options: Any) -> str:
+    """JSON that UTF-8 takes: halves of characters, which models write, as escapes."""
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", json.dumps(content, ensure_ascii=False, **options))
 
 
 def step_of(number: int, step: Step) -> dict[str, Any]:
@@ -101,7 +107,8 @@ def call_of(call: Call) -> dict[str, Any]:
     """A call; arguments that are no JSON object are kept as they were written."""
     try:
         arguments = json.loads(call.arguments or "{}")
-    except ValueError:
+        json.dumps(arguments, indent=1)  # is deeper than what reads it
+    except (ValueError, RecursionError):
         arguments = None
     fine = isinstance(arguments, dict)
     out = {"tool_call_id": call.id, "function_name": call.name, "arguments": arguments if fine else {}}
