@@ -92,7 +92,7 @@ def test_the_digest_changes_with_what_a_model_is_told():
     [
         ("read_fil", {}, "no tool 'read_fil'; did you mean read_file?"),
         ("read_file", {}, "missing argument path"),
-        ("read_file", {"path": 3}, "path: expected a string without NUL, got 3"),
+        ("read_file", {"path": 3}, "path: expected a string without NUL and halves of characters, got 3"),
         ("read_file", {"path": "a", "ofset": 3}, "unknown argument 'ofset'; it takes path, offset, limit"),
         ("read_file", {"path": "a", "offset": "3"}, 'offset: expected an integer, got "3"'),
         ("read_file", {"path": "a", "offset": True}, "expected an integer, got true"),
@@ -167,6 +167,23 @@ def test_edits_keep_the_rest_of_a_file(session, before, old, new, after):
     assert get(session, "f") == (after if isinstance(after, bytes) else after.encode())
 
 
+def test_lines_end_where_all_else_says_so(session):
+    """A form feed, U+2028 and their like stand within a line, as for grep, compilers and the hunks of a patch."""
+    put(session, "f", "a\n\x0cb\x85\u2028c\nd = '\x0b'\n")
+    assert says(session, "read_file", path="f") == "1\ta\n2\t\x0cb\x85\u2028c\n3\td = '\x0b'"
+    assert says(session, "grep", pattern="d", path="f").startswith("f:3:")
+    says(session, "edit_line", path="f", line=3, text="e")
+    assert get(session, "f") == "a\n\x0cb\x85\u2028c\ne\n".encode()
+
+
+def test_what_no_server_takes_is_not_said(session):
+    for name, arguments in (("write_file", {"path": "f", "content": "\ud83d"}), ("shell", {"command": "echo \ud83d"})):
+        assert "halves of characters" in says(session, name, "invalid", **arguments)
+    assert says(session, "write_file", path="\udcff", content="\udcff") == "Wrote \ufffd: 1 lines"
+    assert get(session, "\udcff") == b"\xff"
+    assert session.faults == []
+
+
 def test_edits_must_be_clear(session):
     put(session, "f", "a\n  b\na\n")
     assert "holds that piece 2 times" in says(session, "edit_file", "error", path="f", old="a", new="b")
@@ -176,6 +193,8 @@ def test_edits_must_be_clear(session):
     assert get(session, "f") == b"a\n  b\na\n"
     says(session, "edit_file", path="f", old="a", new="c", replace_all=True)
     assert get(session, "f") == b"c\n  b\nc\n"
+    put(session, "f", "a\nb\na\nb\na\n")
+    assert "holds that piece 2 times" in says(session, "edit_file", "error", path="f", old="a\nb\na", new="x")  # they overlap
 
 
 @pytest.mark.parametrize(
@@ -298,9 +317,35 @@ def test_a_patch_is_applied_whole_or_not_at_all(session):
     assert says(session, "glob", pattern="?") == "m\nn/c"
 
 
+def test_headers_of_git(session):
+    """Copies, modes, files without a line, and names in quotes: as git means them."""
+    put(session, "a", "1\n")
+    copy = "diff --git a/a b/{0}\ncopy from a\ncopy to {0}\n"
+    changed = "--- a/a\n+++ b/c\n@@ -1 +1 @@\n-1\n+2\n"
+    says(session, "apply_patch", patch=copy.format("b") + copy.format("c") + changed)
+    assert [get(session, name) for name in "abc"] == [b"1\n", b"1\n", b"2\n"]
+    added = "new file mode 100755\n--- /dev/null\n+++ {0}\n@@ -0,0 +1 @@\n+x\n"
+    quoted = r'"b/\303\251 \"q\".sh"'
+    empty = "diff --git a/a/e b/a/e\nnew file mode 100644\nindex 0000000..e69de29\n".replace("a/a", "a/d").replace("b/a", "b/d")
+    says(session, "apply_patch", patch=f"diff --git {quoted.replace('b/', 'a/')} {quoted}\n" + added.format(quoted) + empty)
+    says(session, "apply_patch", patch="diff --git a/a b/a\nold mode 100644\nnew mode 100755\n")
+    assert says(session, "shell", command="stat -c '%a %n' a *.sh") == '755 a\n755 é "q".sh'
+    assert get(session, "d/e") == b""
+    says(session, "apply_patch", patch="diff --git a/d/e b/d/e\ndeleted file mode 100644\nindex e69de29..0000000\n")
+    assert "No such file" in says(session, "read_file", "error", path="d/e")
+    put(session, "a", "1\n2\n")
+    part = "--- a/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n"
+    assert "leave 1 lines" in says(session, "apply_patch", "error", patch=part)
+    assert get(session, "a") == b"1\n2\n"
+
+
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
+        ("diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+x\n", "links are made by commands"),
+        ("diff --git a/l b/l\nindex 1..2 120000\n--- a/l\n+++ b/l\n@@ -1 +1 @@\n-x\n+y\n", "links are made by commands"),
+        ('--- /dev/null\n+++ "b/a\\000b"\n@@ -0,0 +1 @@\n+x\n', "inside the work directory"),
+        ('--- /dev/null\n+++ "b/\\056./x"\n@@ -0,0 +1 @@\n+x\n', "inside the work directory"),
         ("hello", "expected a unified diff"),
         ("--- a/x\nhello", "expected '\\+\\+\\+ file'"),
         ("--- a/x\n+++ b/x\n", "expected a hunk"),

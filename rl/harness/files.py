@@ -31,6 +31,16 @@ def shown(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines with their ends, as everything else that counts lines does: a form feed or U+2028 ends none."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def bare(line: str) -> str:
+    """A line without its end."""
+    return line.removesuffix("\n").removesuffix("\r")
+
+
 def store(session: Session, path: str, text: str) -> None:
     session.sandbox.write(session.path(path), text.encode("utf-8", "surrogateescape"), mode=mode_of(session, path))
 
@@ -57,7 +67,7 @@ def read_file(session: Session, path: str, offset: int = 1, limit: int = 2000) -
     """
     if offset < 1 or limit < 1:
         raise ToolError(f"offset and limit: expected positive numbers, got {offset} and {limit}")
-    lines = shown(content(session, path)).removeprefix("\ufeff").splitlines()
+    lines = [bare(line) for line in lines_of(shown(content(session, path)).removeprefix("\ufeff"))]
     if not lines:
         return f"{path} is empty"
     if offset > len(lines):
@@ -76,7 +86,7 @@ def write_file(session: Session, path: str, content: str) -> str:
     content  the whole new text
     """
     store(session, path, content)
-    return f"Wrote {path}: {len(content.splitlines())} lines"
+    return f"Wrote {path}: {len(lines_of(content))} lines"
 
 
 @dataclass(frozen=True)
@@ -106,10 +116,11 @@ def edit_file(session: Session, path: str, old: str, new: str, replace_all: bool
         raise ToolError("old: expected the piece to replace, got an empty text; write_file makes files")
     found = find(session, path, old)
     count = len(found.pattern.findall(found.text))
+    overlapping = len(re.findall(f"(?={found.pattern.pattern})", found.text))
     if count == 0:
         raise ToolError(f"{path} does not hold that piece{near(found.text, old)}")
-    if count > 1 and not replace_all:
-        raise ToolError(f"{path} holds that piece {count} times; give more of what stands around it, or replace_all")
+    if overlapping > 1 and not replace_all:
+        raise ToolError(f"{path} holds that piece {overlapping} times; give more of what stands around it, or replace_all")
     new = re.sub(r"\r?\n", lambda _: found.line_end, new)
     changed = found.pattern.sub(lambda _: new, found.text)
     if changed == found.text:
@@ -122,7 +133,7 @@ def edit_file(session: Session, path: str, old: str, new: str, replace_all: bool
 def near(text: str, old: str) -> str:
     """Where the first line of a piece that was not found does stand, spaces aside."""
     first = next((line.strip() for line in old.splitlines() if line.strip()), "")
-    numbers = [str(i) for i, line in enumerate(text.splitlines(), 1) if first and line.strip() == first][:5]
+    numbers = [str(i) for i, line in enumerate(lines_of(text), 1) if first and line.strip() == first][:5]
     return f"; its first line stands at line {', '.join(numbers)}: look there" if numbers else "; read the file again"
 
 
@@ -135,13 +146,13 @@ def edit_line(session: Session, path: str, line: int, text: str) -> str:
     text  one or more lines, without the old line's indentation
     """
     before = content(session, path)
-    lines = before.splitlines(keepends=True)
+    lines = lines_of(before)
     if not lines:
         raise ToolError(f"{path} is empty: write_file fills it")
     if not 1 <= line <= len(lines):
         raise ToolError(f"line: expected 1 to {len(lines)}, the number of lines of {path}, got {line}")
     old = lines[line - 1]
-    indent, end = re.match(r"\ufeff?[ \t]*", old)[0], old[len(old.splitlines()[0]) :]
+    indent, end = re.match(r"\ufeff?[ \t]*", old)[0], old[len(bare(old)) :]
     new = [indent + part if part.strip() else "" for part in re.split(r"\r?\n", textwrap.dedent(text).rstrip("\r\n"))]
     lines[line - 1] = (patches.line_end(before).join(new) + end) if text else indent[: indent.startswith("\ufeff")]
     after = "".join(lines)
@@ -167,21 +178,27 @@ def apply_patch(session: Session, patch: str) -> str:
         text, mode = "", mode_of(session, source)
         if change.old is not None:
             text = content(session, source)
+        if change.mode is not None:
+            mode = mode | 0o111 if change.mode & 0o111 else mode & ~0o111
         if change.new not in (None, change.old):
             mode_of(session, change.new)
             if session.run("test", "-e", session.argument(change.new)).ok:
                 raise ToolError(f"patch: {change.new}: expected no such file, for the patch makes it")
-        if change.old not in (None, change.new):
+        moved = change.old not in (None, change.new) and not change.keeps
+        if moved:
             check_entry(session, change.old)
         try:
             text = patches.applied(text, change)
         except ValueError as error:
             raise ToolError(f"patch: {source}: {error}") from None
+        if change.new is None and change.hunks and text:
+            left = len(lines_of(text))
+            raise ToolError(f"patch: {source}: expected hunks that remove all of the file, got some that leave {left} lines")
         if change.new is None:
             results.append((source, None, mode))
             continue
         results.append((change.new, text, mode))
-        if change.old not in (None, change.new):
+        if moved and change.new is not None:
             results.append((change.old, None, mode))
     named = [session.argument(path) for path, _, _ in results]
     if twice := {path for path in named if named.count(path) > 1}:

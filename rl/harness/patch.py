@@ -26,6 +26,8 @@ class Change:
     old: str | None
     new: str | None
     hunks: list[Hunk] = field(default_factory=list)
+    mode: int | None = None  # git's, where the patch says one
+    keeps: bool = False  # a copy: the old file stays
     line_end: str = "\n"  # of the patch itself: what a file without any takes
 
 
@@ -45,14 +47,37 @@ def meant_line_end(patch: str) -> str:
     return "\r\n" if len(crlf) == len(added) - len(headers) and not set(crlf) & set(headers) and crlf else "\n"
 
 
+ESCAPE = re.compile(r"\\([0-7]{1,3}|.)")
+ESCAPED = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+
+
+def unquoted(name: str) -> str:
+    """A name as git quotes it: `"caf\\303\\251"`, bytes in octal."""
+    if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
+        return name.strip('"')
+
+    def byte(found: re.Match[str]) -> str:
+        code = found[1]
+        value = int(code, 8) & 0xFF if code.isdigit() else ESCAPED.get(code, ord(code))
+        return bytes([value]).decode("utf-8", "surrogateescape") if value < 256 else code
+
+    return ESCAPE.sub(byte, name[1:-1]).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+
 def name_of(header: str) -> str | None:
-    name = header.split("\t")[0].strip().strip('"')
+    name = unquoted(header.split("\t")[0].strip())
     if name == "/dev/null":
         return None
     name = re.sub(r"^[ab]/", "", name)
-    if not name or name.startswith("/") or ".." in name.split("/"):
+    if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"expected a path inside the work directory, got {name!r}")
     return name
+
+
+def regular(mode: str) -> int:
+    if not re.fullmatch("100[0-7]{3}", mode.strip()):
+        raise ValueError(f"expected files of mode 100644 or 100755, got {mode.strip()[:20]} (links are made by commands)")
+    return int(mode, 8)
 
 
 def parse(patch: str) -> list[Change]:
@@ -60,12 +85,23 @@ def parse(patch: str) -> list[Change]:
     changes: list[Change] = []
     lines = iter([line.removesuffix("\r") for line in patch.removesuffix("\n").split("\n")])
     end = meant_line_end(patch)
-    rename_from = None
+    source = mode = name = None
     for line in lines:
-        if line.startswith("rename from "):
-            rename_from = name_of(line.removeprefix("rename from "))
-        elif line.startswith("rename to "):
-            changes.append(Change(rename_from, name_of(line.removeprefix("rename to ")), line_end=end))
+        if line.startswith("diff --git "):
+            source = mode = None
+            same = re.fullmatch(r'diff --git (?:(a/(.+)) b/\2|("a/(.+)") "b/\4")', line)
+            name = same and name_of(same[1] or same[3])
+        elif found := re.fullmatch(r"(new file|deleted file|new) mode (\d+)", line):
+            mode = regular(found[2])
+            if name:
+                old, new = {"new file": (None, name), "deleted file": (name, None), "new": (name, name)}[found[1]]
+                changes.append(Change(old, new, mode=mode, line_end=end))
+        elif found := re.fullmatch(r"index [0-9a-f]+\.\.[0-9a-f]+ (\d+)", line):
+            regular(found[1])
+        elif found := re.match(r"(rename|copy) from ", line):
+            source = name_of(line[found.end() :])
+        elif found := re.match(r"(rename|copy) to ", line):
+            changes.append(Change(source, name_of(line[found.end() :]), mode=mode, keeps=found[1] == "copy", line_end=end))
         elif line.startswith(("GIT binary patch", "Binary files ")):
             raise ValueError("expected a patch of text files, got a binary one")
         elif line.startswith("--- "):
@@ -87,7 +123,7 @@ def parse(patch: str) -> list[Change]:
     if not changes:
         raise ValueError("expected a unified diff ('--- file', '+++ file', '@@ ... @@'), got none")
     for change in changes:
-        if not change.hunks and change.old == change.new:
+        if not change.hunks and change.old == change.new and change.mode is None:
             raise ValueError(f"expected a hunk (@@ ... @@) for {change.new}, got none")
     return changes
 

@@ -20,6 +20,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -30,12 +31,14 @@ from rl.environments.sandbox import SandboxError
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 NAMES = {
-    "string": "a string without NUL",
+    "string": "a string without NUL and halves of characters",
     "integer": "an integer",
     "number": "a number",
     "boolean": "true or false",
     "array": "a list",
 }
+
+UNUSABLE = re.compile("[\0\ud800-\udc7f]")  # U+DC80 to U+DCFF stand for bytes that are no UTF-8
 
 
 class ToolError(Exception):
@@ -114,8 +117,8 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
         return isinstance(value, list) and all(fits(item, schema["items"]) for item in value)
     if kind == "object":
         return isinstance(value, dict)
-    if kind == "string":  # NUL ends a path or an argument before its end: no tool takes it
-        return isinstance(value, str) and "\0" not in value and value in schema.get("enum", [value])
+    if kind == "string":  # NUL ends a path or an argument before its end, half a character is no byte: no tool takes them
+        return isinstance(value, str) and not UNUSABLE.search(value) and value in schema.get("enum", [value])
     if kind == "boolean":
         return isinstance(value, bool)
     return isinstance(value, int if kind == "integer" else (int, float)) and not isinstance(value, bool)
@@ -180,6 +183,10 @@ class ToolSet:
 
     def call(self, session: Any, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         """Runs one call with arguments as an object or as the model's JSON text. Raises SandboxError only."""
+        result = self._called(session, name, arguments)
+        return ToolResult(re.sub("[\ud800-\udfff]", "\ufffd", result.text), result.kind)  # what any server takes
+
+    def _called(self, session: Any, name: str, arguments: str | dict[str, Any]) -> ToolResult:
         found = self.tools.get(name)
         if found is None:
             near = difflib.get_close_matches(str(name), self.tools, 1)

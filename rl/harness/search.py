@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rl.harness.files import content, glob_pattern, listed, shown
+from rl.harness.files import bare, content, glob_pattern, lines_of, listed, shown
 from rl.harness.schema import ToolError, tool
 from rl.harness.session import Session
 
@@ -74,7 +74,7 @@ def words(text: str) -> list[str]:
 def chunks(files: dict[str, str]) -> list[Chunk]:
     out = []
     for path, text in files.items():
-        lines = text.splitlines()
+        lines = [bare(line) for line in lines_of(text)]
         for start in range(0, max(len(lines) - CHUNK // 2, 1), CHUNK // 2):
             out.append(Chunk(path, start + 1, "\n".join(lines[start : start + CHUNK])))
     return out
@@ -127,7 +127,7 @@ def codebase_search(session: Session, query: str, path: str = ".", limit: int = 
             best.append(chunk)
     pieces = []
     for chunk in best:
-        numbered = "\n".join(f"{chunk.line + i}\t{line[:MAX_LINE]}" for i, line in enumerate(chunk.text.splitlines()))
+        numbered = "\n".join(f"{chunk.line + i}\t{line[:MAX_LINE]}" for i, line in enumerate(chunk.text.split("\n")))
         pieces.append(f"{chunk.path}\n{numbered}")
     return session.text("\n\n".join(pieces)) or "Nothing found"
 
