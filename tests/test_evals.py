@@ -154,7 +154,7 @@ def test_a_report_of_what_is_damaged_or_odd(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("prices", ["[]", '{"m": [1]}', '{"m": ["1", 2]}', '{"m": [NaN, 1]}', '{"m": [-1, 1]}', '{"m": 3}', "{}"])
 def test_prices_that_are_none(tmp_path, prices):
     (tmp_path / "prices.json").write_text(prices)
-    with pytest.raises(ValueError, match="expected .*, got"):
+    with pytest.raises(ValueError, match=r"expected .*, got"):
         price_of(tmp_path / "prices.json", "m")
 
 

@@ -10,7 +10,7 @@ import pytest
 from rl.environments.sandbox import SandboxError, SandboxLost
 from rl.tasks.check import check
 from rl.tasks.task import Task, TaskError, Verifier
-from rl.tasks.verification import Verdict, Verdicts, verify
+from rl.tasks.verification import Verdict, Verdicts, apply, verify
 from rl.tasks.workspace import Entry, WorkLost, difference, tree
 from tests.task_cases import BUGGY, FIXED, HACKS, SHOP, SLOW_HACKS, paid, sandboxes  # noqa: F401
 
@@ -99,6 +99,17 @@ def test_an_archive_of_the_agents_making_writes_nothing_here(sandboxes, tmp_path
         with pytest.raises(WorkLost, match="expected files in directories"):
             sandboxes.changes(SHOP, sandbox)
     assert not list(tmp_path.iterdir())
+
+
+def test_changes_apply_where_there_is_no_git(sandboxes):  # noqa: F811
+    """As with git: modes, empty files, and names that git puts in quotes."""
+    before = {"shop/price.py": Entry(0o100644, BUGGY.encode()), "gone": Entry(0o100644, b"")}
+    after = {"shop/price.py": Entry(0o100755, FIXED.encode()), "a b/ü\t.sh": Entry(0o100755, b"x\n"), "e": Entry(0o100644, b"")}
+    with sandboxes.start(SHOP) as sandbox:
+        sandbox.exec("rm -rf * .[!.]*; mkdir shop; touch gone", cwd="/workspace")
+        sandbox.write("/workspace/shop/price.py", BUGGY.encode())
+        assert apply(sandbox, "/workspace", difference(before, after), has_git=False) == ""
+        assert tree(sandbox, "/workspace") == after
 
 
 def test_names_that_no_path_here_can_have_are_no_failure_of_the_machinery(sandboxes):  # noqa: F811

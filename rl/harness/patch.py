@@ -89,7 +89,7 @@ def parse(patch: str) -> list[Change]:
     for line in lines:
         if line.startswith("diff --git "):
             source = mode = None
-            same = re.fullmatch(r'diff --git (?:(a/(.+)) b/\2|("a/(.+)") "b/\4")', line)
+            same = re.fullmatch(r'diff --git (?:("[ab]/(.+)") "[ab]/\2"|((?:[ab]/)?(.+)) (?:[ab]/)?\4)', line)
             name = same and name_of(same[1] or same[3])
         elif found := re.fullmatch(r"(new file|deleted file|new) mode (\d+)", line):
             mode = regular(found[2])

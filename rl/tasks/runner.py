@@ -238,7 +238,7 @@ def distrust_equality(workdir: str) -> None:
         file = getattr(sys.modules.get(type(x).__module__), "__file__", None) or ""
         if file.startswith(workdir + "/"):
             try:
-                lies = (x == Nothing()) is True and (x != Nothing()) is not True
+                lies = (x == Nothing()) is True  # whatever != says: that of a subclass of int goes its own way
             except Exception:
                 lies = False
             if lies:
