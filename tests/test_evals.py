@@ -119,6 +119,16 @@ def test_results_are_read_whatever_stands_in_them(tmp_path):
     assert read_results(tmp_path) == [fine, replace(fine, attempt=1, reason="\ud83d")]
 
 
+@pytest.mark.parametrize(
+    "option", ["--limit=0", "--limit=-1", "--passes=0", "--turns=0", "--reply-tokens=0", "--context-tokens=-1", "--temperature=nan"]
+)
+def test_options_that_cannot_be(tmp_path, capsys, option):
+    out = ["--name", "m", "--out", str(tmp_path / "run"), "--directory", str(tmp_path)]
+    assert main(["eval", "--model", "http://127.0.0.1:9", "--suite", "eager", *out, option]) == 1
+    assert f"error: {option.split('=')[0]} must be " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_tasks_of_one_name_are_refused(tmp_path):
     (entry,) = entries("eager/plan")
     for name in ("eager/plan", "a--b/c"):

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from rl.tasks import autoinstall
+from rl.__main__ import main
+from rl.harness import patch as patches
+from rl.tasks import autoinstall, tiny
 from rl.tasks.check import check, difference_of, reference
 from rl.tasks.generate import GENERATED, Project, broken, conflicted, functions, generate, mutations, without_body
 from rl.tasks.logs import Status
@@ -82,8 +84,25 @@ def test_mutations_are_one_place_each_and_parse():
     total = functions({"a": PRICE})[1]
     assert 'in percent."""\n    raise NotImplementedError\n\n\ndef cheapest' in without_body(PRICE, total)
     assert broken(SHOP, random.Random(1)) != SHOP.sources
+    odd = 's = "\u2028\x0c"\nx = 1\n'  # neither ends a line of Python or of a patch
+    assert [text for _, text in mutations(odd)] == [odd.replace("1", "2")]
+    assert patches.applied(odd, patches.parse(difference_of({"a": odd}, {"a": 'y = "\x0c"\n'}))[0]) == 'y = "\x0c"\n'
     conflict = conflicted("a\nb\nc\n", "a\nx\nc\n")
     assert conflict == "a\n<<<<<<< main\nb\n=======\nx\n>>>>>>> experiment\nc\n"
+
+
+def test_commands_that_cannot_be(tmp_path, capsys):
+    base = ["tasks", "--directory", str(tmp_path)]
+    for arguments, message in (
+        (["build", "release/nope"], "expected names of the catalogue, got release/nope"),
+        (["check", "--times", "0"], "--times: expected at least 1, got 0"),
+        (["mine", "../x", "1", "2"], "package: expected the name of a package or a version, got '../x'"),
+        (["mine", "x", "1", "../2"], "new: expected the name of a package or a version, got '../2'"),
+    ):
+        assert main([*base, *arguments]) == 1
+        assert message in capsys.readouterr().err
+    with pytest.raises(TaskError, match="times: expected at least 1"):
+        check(tiny.instance(1), None, 0)
 
 
 def test_projects_without_what_a_kind_needs(sandboxes, monkeypatch):  # noqa: F811

@@ -241,7 +241,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run):
     (run / "batches" / "00000007.json").write_text("[1, 2")
     (run / "evaluations" / "after.json").write_text('{"mean": 1}')
     with (run / "metrics.jsonl").open("ab") as file:
-        file.write(b'garbage\n[1]\n\xff\xfe\n{"step": 3, "rew')  # the last line is being written
+        file.write(b'garbage\n[1]\n\xff\xfe\n{"step": 1e999}\n{"step": 3, "rew')  # the last line is being written
     (run / "state.json").write_text("{}")
     viewer = Viewer(run)
     found, above = viewer.answer("groups"), viewer.answer("run")
@@ -249,8 +249,8 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run):
         "batches/00000001.json", "batches/00000007.json", *(f"rollouts/00000{n}.safetensors" for n in (
             "0/00000000", "0/00000002", "2/00000020", "2/00000021")),
     ]  # fmt: skip
-    assert [each["file"] for each in above["damaged"]] == ["state.json", "evaluations/after.json", *["metrics.jsonl"] * 3]
-    assert [each["reason"] for each in above["damaged"][2:]] == [f"line {i} is no record" for i in (3, 4, 5)]
+    assert [each["file"] for each in above["damaged"]] == ["state.json", "evaluations/after.json", *["metrics.jsonl"] * 4]
+    assert [each["reason"] for each in above["damaged"][2:]] == [f"line {i} is no record" for i in (3, 4, 5, 6)]
     rows = {row["group"]: row for row in found["rows"]}
     assert (rows[0]["samples"], rows[0]["damaged"], rows[0]["best"], rows[2]["solved"], rows[1]["step"]) == (3, 2, 1.0, None, None)
     assert viewer.answer("rollout", 0, 1)["damaged"] == 2

@@ -74,8 +74,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    if arguments.passes < 1 or arguments.parallel < 1:
-        raise ValueError(f"--passes and --parallel must be at least 1, got {arguments.passes} and {arguments.parallel}")
+    for name in ("passes", "parallel", "limit", "turns", "reply_tokens"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if arguments.context_tokens < 0:
+        raise ValueError(f"--context-tokens must be at least 0, got {arguments.context_tokens}")
+    if arguments.temperature is not None and not 0 <= arguments.temperature < math.inf:
+        raise ValueError(f"--temperature must be a number of at least 0, got {arguments.temperature}")
     key = os.environ.get("OPENAI_API_KEY", "")
     name = arguments.name or served_name(arguments.model, key)
     options = {k: v for k in ("temperature", "seed") if (v := getattr(arguments, k)) is not None}

@@ -5,9 +5,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rl.harness.files import lines_of
 from rl.tasks.task import Task, TaskError
 from rl.tasks.verification import verify
-from rl.tasks.workspace import Sandboxes, packed
+from rl.tasks.workspace import Sandboxes, WorkLost, packed
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def difference_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     for path in sorted({*before, *after}):
         if before.get(path) == after.get(path):
             continue
-        old, new = (side.get(path, "").splitlines(keepends=True) for side in (before, after))
+        old, new = (lines_of(side.get(path, "")) for side in (before, after))
         names = [f"{letter}/{path}" if path in side else "/dev/null" for letter, side in (("a", before), ("b", after))]
         mode = "" if path in before and path in after else f"{'deleted' if path in before else 'new'} file mode 100644\n"
         lines = difflib.unified_diff(old, new, *names)
@@ -59,11 +60,16 @@ def reference(task: Task, sandboxes: Sandboxes) -> str:
         done = sandbox.exec(script, stdin=packed(solution), timeout_s=task.agent_timeout_sec)
         if not done.ok:
             raise TaskError(f"{task.name}: solution/solve.sh ended with {done.exit_code}: {done.text[-300:]}")
-        return sandboxes.changes(task, sandbox)
+        try:
+            return sandboxes.changes(task, sandbox)
+        except WorkLost as error:
+            raise TaskError(f"{task.name}: solution/solve.sh: {error}") from None
 
 
 def check(task: Task, sandboxes: Sandboxes, times: int = 5) -> Check:
     """Runs the reference change and no change `times` times each. Raises SandboxError and TaskError as `verify`."""
+    if times < 1:
+        raise TaskError(f"times: expected at least 1, got {times}")
     patch = reference(task, sandboxes)
     golds = [verify(task, patch, sandboxes) for _ in range(times)]
     empties = [verify(task, "", sandboxes) for _ in range(times)]

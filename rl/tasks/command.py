@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -55,6 +56,9 @@ def main(argv: list[str]) -> int:
 
 
 def mine_one(arguments, registry: Registry, sandboxes: Sandboxes) -> int:
+    for what, name in (("package", arguments.package), ("old", arguments.old), ("new", arguments.new)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*", name):
+            raise TaskError(f"{what}: expected the name of a package or a version, got {name!r}")
     target = arguments.directory / "mined" / f"{arguments.package}-{arguments.old}-{arguments.new}.json"
     if not target.exists():
         release, task, log = mine(
@@ -85,14 +89,18 @@ def built(release: Release, arguments, registry: Registry, sandboxes: Sandboxes)
 
 
 def build_all(arguments, registry: Registry, sandboxes: Sandboxes) -> int:
+    if unknown := {*arguments.names} - {release.name for release in catalogue()}:
+        raise TaskError(f"expected names of the catalogue, got {', '.join(sorted(unknown))}")
     for release in catalogue():
         if not arguments.names or release.name in arguments.names:
             built(release, arguments, registry, sandboxes)
-            print(f"{arguments.directory / 'built' / release.name}", flush=True)
+            print(f"{arguments.directory / 'built' / release.name}-{release.lists[:8]}", flush=True)
     return 0
 
 
 def check_all(arguments, registry: Registry, sandboxes: Sandboxes) -> int:
+    if arguments.times < 1:
+        raise TaskError(f"--times: expected at least 1, got {arguments.times}")
     places = [name for name in arguments.names if Path(name, "task.toml").exists()]
     releases = [r for r in catalogue() if r.name in arguments.names or not arguments.names]
     if unknown := {*arguments.names} - {*places} - {r.name for r in releases}:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rl.harness.files import lines_of
 from rl.tasks.assemble import python_task
 from rl.tasks.check import difference_of
 from rl.tasks.importers import changed_lines
@@ -75,13 +76,13 @@ def functions(sources: dict[str, str]) -> list[Function]:
 
 
 def without_body(text: str, function: Function) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     return "".join([*lines[: function.body], " " * function.indent + "raise NotImplementedError\n", *lines[function.end :]])
 
 
 def mutations(text: str) -> Iterator[tuple[int, str]]:
     """(line, text with one operator or number replaced), one after the other."""
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.encode()))
@@ -213,7 +214,7 @@ def test_the_new_name_is_used_everywhere():
 
 def conflicted(ours: str, theirs: str) -> str:
     """A file as a merge leaves it."""
-    a, b = ours.splitlines(keepends=True), theirs.splitlines(keepends=True)
+    a, b = lines_of(ours), lines_of(theirs)
     first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     last = next(i for i, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=False)) if x != y)
     middle = ["<<<<<<< main\n", *a[first : len(a) - last], "=======\n", *b[first : len(b) - last], ">>>>>>> experiment\n"]

@@ -21,7 +21,9 @@ from rl.objective import group_advantages
 from rl.rewards import Reward
 
 Stamp = tuple[int, int, int]
-UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError)
+UNREADABLE = (
+    *(safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError),
+)
 ROLLOUT = re.compile(r"rollouts/(\d+)/(\d+)\.safetensors")
 
 
