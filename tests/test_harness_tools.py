@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from rl.environments import open_backend
@@ -15,6 +15,7 @@ from rl.harness.files import glob_pattern
 from rl.harness.schema import Tool, ToolSet, tool
 from rl.harness.session import Session
 from rl.harness.toolsets import ALL, tool_set
+from rl.tasks.workspace import Entry, difference
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +318,16 @@ def test_a_patch_is_applied_whole_or_not_at_all(session):
     assert says(session, "glob", pattern="?") == "m\nn/c"
 
 
+@given(st.lists(st.text(st.characters(blacklist_characters="\0/", codec="utf-8"), min_size=1, max_size=9), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_files_of_a_patch_have_the_names_that_git_gave_them(parts):
+    assume(not {".", "..", ".git"} & set(parts))
+    name = "/".join(parts)
+    patch = difference({}, {name: Entry(0o100644, b"1\x0c2\n")})
+    assert [patches.same_name(header) for header in patches.headers(patch)] == [name]
+    assert patches.changed_lines(patch) == 1
+
+
 def test_headers_of_git(session):
     """Copies, modes, files without a line, and names in quotes: as git means them."""
     put(session, "a", "1\n")
@@ -347,6 +358,7 @@ def test_headers_of_git(session):
         ('--- /dev/null\n+++ "b/a\\000b"\n@@ -0,0 +1 @@\n+x\n', "inside the work directory"),
         ('--- /dev/null\n+++ "b/\\056./x"\n@@ -0,0 +1 @@\n+x\n', "inside the work directory"),
         ("hello", "expected a unified diff"),
+        ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n+c\n", "expected no more lines of a hunk"),
         ("--- a/x\nhello", "expected '\\+\\+\\+ file'"),
         ("--- a/x\n+++ b/x\n", "expected a hunk"),
         ("--- a/x\n+++ b/x\n@@ x @@\n", "expected '@@ -line,count"),

@@ -19,6 +19,7 @@ from rl.evals.statistics import Scores
 from rl.evals.suites import Entry, Judge, Outcome
 from rl.harness.loop import SUMMARY, SYSTEM, LoopLimits, run
 from rl.harness.model import Model
+from rl.harness.patch import changed_lines, headers, same_name
 from rl.harness.schema import ToolSet
 from rl.harness.session import Session
 from rl.harness.trajectory import Trajectory, dumped
@@ -229,7 +230,7 @@ def attempt(
         len(trajectory.calls),
         sum(found.kind == "invalid" for _, found in trajectory.calls),
         settings.price.of(trajectory) if settings.price else None,
-        sum(line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")) for line in patch.splitlines()),
+        changed_lines(patch),
     )
     if trajectory.end in ("model_error", "sandbox_error"):
         return result, trajectory, patch
@@ -246,12 +247,12 @@ def attempt(
 def outcome_of(patch: str, sandbox: Sandbox, task, trajectory: Trajectory, answer: str) -> Outcome:
     workdir = task.environment.workdir
     files = {path: entry.data.decode("utf-8", "replace")[:MAX_TEXT] for path, entry in tree(sandbox, workdir).items()}
-    names = [line.split(" ")[-1].removeprefix("b/") for line in patch.splitlines() if line.startswith("diff --git ")]
+    names = frozenset(same_name(header) for header in headers(patch))
 
     def command(line: str):
         return sandbox.exec(line, cwd=workdir, timeout_s=30)
 
-    return Outcome(patch, files, frozenset(names), trajectory, answer, command)
+    return Outcome(patch, files, names, trajectory, answer, command)
 
 
 def judged(entry: Entry, outcome: Outcome, judge: Judge | None) -> dict[str, bool]:

@@ -52,11 +52,11 @@ def lacks(path: str, pattern: str) -> Criterion:
 
 
 def added(outcome: Outcome) -> list[str]:
-    return [line[1:] for line in outcome.patch.splitlines() if line.startswith("+") and not line.startswith("+++ ")]
+    return [line[1:] for line in outcome.patch.split("\n") if line.startswith("+") and not line.startswith("+++ ")]
 
 
 def removed(outcome: Outcome) -> list[str]:
-    return [line[1:] for line in outcome.patch.splitlines() if line.startswith("-") and not line.startswith("--- ")]
+    return [line[1:] for line in outcome.patch.split("\n") if line.startswith("-") and not line.startswith("--- ")]
 
 
 def at_most(lines: int) -> Criterion:

@@ -65,13 +65,31 @@ def unquoted(name: str) -> str:
 
 
 def name_of(header: str) -> str | None:
-    name = unquoted(header.split("\t")[0].strip())
+    name, tab, _ = header.partition("\t")
+    name = unquoted(name if tab else name.strip())  # behind a name with spaces git puts a tab
     if name == "/dev/null":
         return None
     name = re.sub(r"^[ab]/", "", name)
     if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"expected a path inside the work directory, got {name!r}")
     return name
+
+
+def same_name(both: str) -> str | None:
+    """The name behind "diff --git"; None where the two differ, for then other lines tell them."""
+    middle = len(both) // 2
+    old, new = both[:middle], both[middle + 1 :]
+    return name_of(f"{new}\t") if re.sub('^("?)a/', r"\1b/", old) == new else None
+
+
+def headers(patch: str) -> list[str]:
+    """What stands behind each "diff --git": one for every file that a patch of git's changes."""
+    return [line.removeprefix("diff --git ") for line in patch.split("\n") if line.startswith("diff --git ")]
+
+
+def changed_lines(patch: str) -> int:
+    """Lines that a unified diff adds and removes."""
+    return sum(line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")) for line in patch.split("\n"))
 
 
 def regular(mode: str) -> int:
@@ -89,8 +107,7 @@ def parse(patch: str) -> list[Change]:
     for line in lines:
         if line.startswith("diff --git "):
             source = mode = None
-            same = re.fullmatch(r'diff --git (?:("[ab]/(.+)") "[ab]/\2"|((?:[ab]/)?(.+)) (?:[ab]/)?\4)', line)
-            name = same and name_of(same[1] or same[3])
+            name = same_name(line.removeprefix("diff --git "))
         elif found := re.fullmatch(r"(new file|deleted file|new) mode (\d+)", line):
             mode = regular(found[2])
             if name:
@@ -120,6 +137,8 @@ def parse(patch: str) -> list[Change]:
         elif line.startswith("\\") and changes and changes[-1].hunks:
             last = changes[-1].hunks[-1]
             last.bare_end = last.bare_end or not last.ends_old
+        elif line.startswith(("+", "-")) and line != "-- " and changes and changes[-1].hunks:  # "-- " ends a mail
+            raise ValueError(f"expected no more lines of a hunk than its @@ counts, got {line[:60]!r}")
     if not changes:
         raise ValueError("expected a unified diff ('--- file', '+++ file', '@@ ... @@'), got none")
     for change in changes:

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rl.harness.files import lines_of
+from rl.harness.patch import changed_lines, headers
 from rl.tasks.assemble import python_task
 from rl.tasks.check import difference_of
-from rl.tasks.importers import changed_lines
 from rl.tasks.logs import PASSED, XFAIL, Results
 from rl.tasks.release import TEST, tests
 from rl.tasks.task import Provenance, Task, TaskError, Verifier
@@ -236,7 +236,7 @@ def assembled(
         source=f"generated from {project.name}",
         licence=project.licence,
         kind=kind,
-        changed_files=patch.count("diff --git "),
+        changed_files=len(headers(patch)),
         changed_lines=changed_lines(patch),
     )
     return python_task(name, request, files, tests(files) | (extra or {}), patch, provenance, pypi=project.pypi)

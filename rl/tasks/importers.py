@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rl.harness.patch import changed_lines, headers
 from rl.tasks.task import Environment, Provenance, Task, TaskError, Verifier
 
 # SWE-bench's parser: ours. Those of single repositories with a format of their own are not read.
@@ -111,7 +112,7 @@ def swebench_row(row: Mapping[str, Any], *, test_command: str | None = None, par
         provenance=Provenance(
             source=f"{row['repo']}@{row['base_commit']}",
             licence=row.get("license") or "",
-            changed_files=sum(line.startswith("diff --git ") for line in patch.splitlines()),
+            changed_files=len(headers(patch)),
             changed_lines=changed_lines(patch),
         ),
         files={
@@ -121,11 +122,6 @@ def swebench_row(row: Mapping[str, Any], *, test_command: str | None = None, par
             "solution/solve.sh": APPLY.encode(),
         },
     )
-
-
-def changed_lines(patch: str) -> int:
-    """Lines that a unified diff adds and removes."""
-    return sum(line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")) for line in patch.splitlines())
 
 
 def mapping(file: Path) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
 
+from rl.harness.patch import changed_lines, headers
 from rl.tasks.assemble import python_task
-from rl.tasks.importers import changed_lines
 from rl.tasks.logs import PASSED, XFAIL, Results
 from rl.tasks.pypi import Registry, normalized
 from rl.tasks.task import Provenance, Task, TaskError
@@ -126,7 +126,7 @@ def change_log(old: dict[str, bytes], new: dict[str, bytes]) -> str:
     """What the later release's change log says that the earlier one's does not."""
     added = []
     for path in sorted(path for path in new if CHANGES.match(path)):
-        before, after = (side.get(path, b"").decode(errors="replace").splitlines() for side in (old, new))
+        before, after = (side.get(path, b"").decode(errors="replace").split("\n") for side in (old, new))
         added += [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ")] if len(after) < 9000 else []
     return "\n".join(added)
 
@@ -143,7 +143,7 @@ def task_of(release: Release, old: dict[str, bytes], new: dict[str, bytes]) -> T
         licence=licence(new),
         digest=hashlib.sha256("".join(release.sha256).encode()).hexdigest(),
         kind="release",
-        changed_files=sum(line.startswith("diff --git ") for line in patch.splitlines()),
+        changed_files=len(headers(patch)),
         changed_lines=changed_lines(patch),
     )
     request = release.request or f"{release.package} {release.new}"
