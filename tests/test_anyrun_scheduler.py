@@ -44,7 +44,7 @@ OPS = st.tuples(st.sampled_from("cccccsssfxxddrrlnttt"), st.integers(0, 40), st.
 
 
 @given(st.lists(OPS, max_size=60), st.integers(1, 3), st.integers(2, 12))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_decides_as_the_slow_model(ops, num_nodes, most):
     config = Config(creates_per_s=2.0, burst=3, queue_s=20.0, start_s=5.0, stop_s=2.0, silence_s=1e9, gap_s=1e9, attempts=2)
     quota = Quota(environments=most, creates_per_s=4.0, burst=5)

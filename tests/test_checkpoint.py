@@ -102,7 +102,7 @@ def test_transformers_loads_what_is_written(encoding, config, tmp_path):
     assert not torch.equal(source, out)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["kimi", "half"]), exponent=st.integers(-20, 20))
 def test_int4_is_lossless_through_fp32_and_bf16(seed, kind, exponent):
     """Weights on the grid of Kimi K2 (scale max / 7, codes to 7) and of round-to-nearest over [-8, 7] (scale max / 7.5)."""
@@ -434,7 +434,7 @@ def test_files_that_shrink_while_open_are_named(tmp_path):
         checkpoint.read("c.weight")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_files_written_here_are_read_by_the_library(data, tmp_path_factory):
     dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.bool])

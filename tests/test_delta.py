@@ -45,7 +45,7 @@ def two_versions(dtype, numel, density, seed):
     return from_bits(before, dtype), from_bits(after, dtype)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sampled_from(DTYPES),
     st.sampled_from(

@@ -64,7 +64,7 @@ def test_what_is_no_call_is_answered_with_an_error(terse, text):
     assert (result.kind, result.text[:5]) == ("invalid", "Error")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 260), max_size=12))
 def test_any_tokens_are_a_text_or_one_call(ids):
     dialect = DIALECT

@@ -69,7 +69,7 @@ def line_major(t):
 
 
 @pytest.mark.parametrize("backend", backends_for("grouped_mm"), ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(p=PROBLEMS, formats=st.sampled_from(PAIRS), dtype=st.sampled_from(list(DTYPES.values())), seed=st.integers(0, 999))
 def test_within_the_bound_of_fp64(backend, p, formats, dtype, seed):
     a, b = random_operands(p, formats, seed)
@@ -79,7 +79,7 @@ def test_within_the_bound_of_fp64(backend, p, formats, dtype, seed):
 
 
 @pytest.mark.parametrize("backend", backends_for("grouped_mm_wgrad"), ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(p=PROBLEMS, format=st.sampled_from(OPERAND_FORMATS), dtype=st.sampled_from([torch.float32, BF16]), seed=st.integers(0, 999))
 @example(p=Problem((0, 5), 64, 64), format="nvfp4", dtype=torch.float32, seed=0)  # an empty group's gradient is written
 def test_wgrad_within_the_bound_of_fp64(backend, p, format, dtype, seed):

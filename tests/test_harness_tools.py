@@ -275,7 +275,7 @@ def test_patterns(pattern, yes, no):
 LINES = st.lists(st.sampled_from(["a", "b", "", "  x = 1", "}"]), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example([], ["a", "a"], "\r\n", False, True, 0)
 @given(LINES, LINES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_patches_of_git_apply(tmp_path_factory, before, after, end, bare_before, bare_after, context):
@@ -319,13 +319,15 @@ def test_a_patch_is_applied_whole_or_not_at_all(session):
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0/", codec="utf-8"), min_size=1, max_size=9), min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_files_of_a_patch_have_the_names_that_git_gave_them(parts):
     assume(not {".", "..", ".git"} & set(parts))
     name = "/".join(parts)
-    patch = difference({}, {name: Entry(0o100644, b"1\x0c2\n")})
-    assert [patches.same_name(header) for header in patches.headers(patch)] == [name]
-    assert patches.changed_lines(patch) == 1
+    sides = {name: Entry(0o100644, b"1\x0c2\n")}, {name: Entry(0o100644, b"")}, {}
+    for before, after, lines in ((0, 1, 1), (0, 2, 1), (1, 2, 0), (2, 0, 1)):
+        patch = difference(sides[before], sides[after])
+        assert [patches.same_name(header) for header in patches.headers(patch)] == [name]
+        assert patches.changed_lines(patch) == lines
 
 
 def test_headers_of_git(session):
@@ -478,7 +480,7 @@ def tree(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(FUZZED), ARGUMENTS), max_size=4), st.booleans())
 def test_no_call_raises_or_leaves_the_work_directory(session, tmp_path, calls, strict):
     outside = tmp_path / "outside"

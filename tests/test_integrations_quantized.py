@@ -129,7 +129,7 @@ def test_state_dict_of_a_quantized_model(assign, prompt, tmp_path):
         assert torch.equal(copy.deepcopy(model)(prompt).logits, model(prompt).logits)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1), tokens=st.integers(0, 20), width=st.integers(1, 40), hidden=st.integers(1, 40),
     family=st.sampled_from(["qwen3_moe", "gpt_oss"]), format=st.sampled_from(["mxfp8", "nvfp4"]),

@@ -31,7 +31,7 @@ def test_offsets_from_sizes_and_indptr():
     assert layout.offs_from_sizes(torch.tensor([1, 2])).dtype == torch.int32
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
 def test_padded_groups(sizes):
     offs = layout.offs_from_sizes(int32(*sizes))
@@ -88,7 +88,7 @@ def test_swizzle_equals_torchaos_and_round_trips(backend, shape, format, axis):
             assert torch.equal(got, to_blocked(matrix).flatten())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(BACKENDS), st.sampled_from(["mxfp8", "nvfp4"]), st.lists(st.integers(0, 200), min_size=1, max_size=5))
 def test_grouped_row_copy(backend, format, sizes):
     """Group g is a blocked matrix of its own at line padded_starts[g]; what no group owns is 0."""
@@ -110,7 +110,7 @@ def test_grouped_row_copy(backend, format, sizes):
     assert (back[offs[-1] :] == 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(BACKENDS), st.sampled_from(FORMAT_NAMES), st.lists(st.integers(0, 200), min_size=1, max_size=5))
 def test_grouped_column_copy(backend, format, sizes):
     """Each group's scales are a blocked matrix of their own, one after the other."""

@@ -93,7 +93,7 @@ def test_stats_count_living_and_kept_bytes():
     assert [(s.in_use - before, s.kept, s.peak - before) for s in stats] == [tuple(n * MIB for n in s) for s in expected]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=st.lists(st.one_of(st.integers(2, 24), st.tuples(st.integers(0, 99))), max_size=40))
 def test_living_results_never_share_memory_and_the_pool_keeps_its_bound(steps):
     mxmoe.empty_cache()

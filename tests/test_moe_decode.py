@@ -85,7 +85,7 @@ def test_no_tokens_and_no_experts(backend):
 
 
 @pytest.mark.parametrize("format", ["bf16", *FORMATS])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),
     outputs=st.integers(1, 150),

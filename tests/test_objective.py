@@ -96,7 +96,7 @@ def test_loss_and_gradient_by_hand(name):
     assert report.dropped == sum(w == 0 for w, m in zip(weights, mask, strict=True) if m)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 2**31),
     st.lists(st.integers(1, 39), max_size=5),
@@ -213,7 +213,6 @@ def test_estimates_of_the_kl_agree_with_its_definition():
         kl_penalty(p, q, torch.ones(6, dtype=torch.bool), "k2")
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**31), st.floats(0.3, 2.0), st.integers(1, 5))
 def test_distillation_by_hand(seed, temperature, count):
     g = torch.Generator().manual_seed(seed)

@@ -75,7 +75,7 @@ def test_products_have_the_bits_of_lines(isa, format, sizes, special):
 
 
 @isas
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     format=st.sampled_from(["bf16", *FORMAT_NAMES]),
     sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),

@@ -118,7 +118,7 @@ def cases(draw, size: int) -> Case:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_random_splits(ranks, size):
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=cases(size))
     def check(case):
         assert_equals_one_process(ranks(size, ranked, case), case)

@@ -18,7 +18,7 @@ from rl.rollout import Rollout, read_batch, write_batch
 from rl.segments import Segment
 from tests.rl_cases import task_of
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 
 
 class Limited:

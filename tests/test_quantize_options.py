@@ -266,7 +266,7 @@ def test_hadamard_groups_as_if_alone(backend, format):
 # Invariances
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(BACKENDS), st.sampled_from(FORMAT_NAMES), st.integers(1, 9), st.integers(1, 70), st.integers(0, 999))
 def test_round_trip_stays_within_half_a_step(backend, format, rows, length, seed):
     """|x - dequantized| <= half the spacing of the element grid at the block's amax, in units of the scale."""
@@ -283,7 +283,7 @@ def test_round_trip_stays_within_half_a_step(backend, format, rows, length, seed
     assert ((backend.dequantize(t).double() - x.double()).abs() <= half_step * scale * 1.07 + nvfp4_slack).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(BACKENDS), st.sampled_from(MX_FORMATS), st.sampled_from(["rceil", "floor"]), st.integers(-60, 60))
 def test_mx_is_invariant_to_powers_of_two(backend, format, mode, exponent):
     x = torch.randn(8, 64)
@@ -292,7 +292,7 @@ def test_mx_is_invariant_to_powers_of_two(backend, format, mode, exponent):
     assert torch.equal(scales_of(t).int() + exponent, scales_of(shifted).int())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(BACKENDS), st.sampled_from(FORMAT_NAMES), st.integers(0, 999), st.data())
 def test_a_tokens_bytes_depend_on_it_alone(backend, format, seed, data):
     """Any selection of tokens, in any order, alone or in any batch."""
@@ -305,7 +305,7 @@ def test_a_tokens_bytes_depend_on_it_alone(backend, format, seed, data):
         assert torch.equal(t.global_scale[picked].view(torch.int32), other.global_scale.view(torch.int32))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(BACKENDS), st.sampled_from(FORMAT_NAMES), st.integers(0, 99))
 def test_both_equals_each_and_a_stack_equals_its_parts(backend, format, seed):
     x = boundary_inputs(3 * 20, 40, seed).view(3, 20, 40)

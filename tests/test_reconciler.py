@@ -62,7 +62,7 @@ def simulate(reconciler, steps, rng, workers=6, failures=0.1, sync=2.0, step_tim
     return trained, reconciler
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 3),
     st.integers(1, 4),

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.harness.model import Call, Reply
@@ -119,7 +119,6 @@ def test_a_monitor_tells_of_a_behaviour_that_rises():
     assert alarms[12] == ["terminal_only: 0.30 of the last 10 runs, 0.00 of the first"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=40), st.integers(1, 8))
 def test_a_monitor_keeps_two_windows(shares, window):
     monitor = Monitor(limit=0.5, rise=2.0, window=window)

@@ -129,7 +129,7 @@ def test_backward_equals_autograd_in_float64(backend, dtype):
     assert_same_bits(alone, rows_grad)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(0, 20),
     top_k=st.integers(1, 4),

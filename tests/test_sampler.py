@@ -68,7 +68,7 @@ def test_log_probs_are_the_learners_to_the_bit(recipe):
         assert (answer.experts[-1] == NO_EXPERT).all()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_an_answer_does_not_depend_on_the_company(model, data):
     """Whatever is shared, kept, evicted, cut into parts, aborted and resumed."""

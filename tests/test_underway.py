@@ -45,7 +45,7 @@ def same(one, other):
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_answers_of_whole_lines_come_back_and_the_rest_is_asked_again(tmp_path_factory, first, second, share):
     path = tmp_path_factory.mktemp("kept") / "sample.jsonl"
     before = conversation(Kept(Asked(), path), requests_of(first))

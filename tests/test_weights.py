@@ -71,7 +71,7 @@ def published(store):
     return SimpleNamespace(store=store, states=states, receipts=receipts)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3]), st.integers(1, 3)), min_size=1, max_size=7),
     st.integers(1, 4),
@@ -376,7 +376,7 @@ def test_broken_manifests(tmp_path, published, spoiled):
         Receiver(published.store, blank(published.states[0])).fetch()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_planes_that_lie_are_refused(tmp_path_factory, data):
     """A file whose digest is right and whose planes are not: no byte of the state changes, nothing is read out of bounds."""

@@ -78,8 +78,8 @@ def name_of(header: str) -> str | None:
 def same_name(both: str) -> str | None:
     """The name behind "diff --git"; None where the two differ, for then other lines tell them."""
     middle = len(both) // 2
-    old, new = both[:middle], both[middle + 1 :]
-    return name_of(f"{new}\t") if re.sub('^("?)a/', r"\1b/", old) == new else None
+    old, new = (re.sub('^("?)[ab]/', r"\1", name) for name in (both[:middle], both[middle + 1 :]))
+    return name_of(f"{both[middle + 1 :]}\t") if old == new else None
 
 
 def headers(patch: str) -> list[str]:
