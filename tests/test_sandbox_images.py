@@ -1,9 +1,12 @@
 """Images: recipes, the cache, the Dockerfile subset; the journal."""
 
+import contextlib
 import shutil
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl.environments.dockerfile import parse_dockerfile
 from rl.environments.images import ImageStore, Recipe
@@ -75,7 +78,53 @@ def test_dockerfile(tmp_path):
     assert recipe.pypi == ("pytest==8.3.4",)
     assert recipe.files == {"/app/main.py": "print(1)"}
     assert (environment, workdir) == ({"A": "1", "B": "two words"}, "/app")
-    assert recipe.setup.endswith("mkdir -p /app\n(cd /app && echo 1.2 > version && chmod +x main.py)")
+    assert recipe.setup.startswith("set -e\nexport V=1.2\nexport A=1\nexport B='two words'\nmkdir -p /app\n")
+    assert recipe.setup.endswith("\n(cd /app && echo $V > version && chmod +x main.py)")
+
+
+def test_variables_of_a_dockerfile():
+    recipe, environment, workdir = parse_dockerfile(
+        "ARG BASE=debian\nFROM $BASE AS one\nENV PATH=/usr/x/bin:$PATH\nENV A=\"$NONE x\" B='$A' C=\\$A D=${A:-n}${NO:-m}${A:+p}\n"
+        "ENV OLD some  'old text'\nARG A=argument\nARG V\nWORKDIR /a\nWORKDIR ../b/$V\nRUN A=2 && echo '$A' \"$A\"\n"
+        'RUN pip install -q "x[y]>=1,<2" z==$V1\nENV V1=3\n'
+    )
+    assert environment == {
+        **{"PATH": "/usr/x/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "A": " x", "B": "$A", "C": "$A"},
+        **{"D": "nm", "OLD": "some old text", "V1": "3"},
+    }
+    assert (workdir, recipe.pypi) == ("/b", ("x[y]>=1,<2", "z=="))
+    assert "(cd /b && A=2 && echo '$A' \"$A\")" in recipe.setup  # the shell's, not ours
+    assert "argument" not in recipe.setup  # ENV before ARG
+    assert recipe.setup.index("echo") < recipe.setup.index("V1=3")
+    assert parse_dockerfile("FROM debian\nENV A=1")[0].setup == ""
+
+
+def test_copies_of_a_dockerfile(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/run").write_bytes(b"#!/bin/sh\r\n")
+    (tmp_path / "d/run").chmod(0o755)
+    (tmp_path / "a.txt").write_text("a")
+    text = "FROM debian\nWORKDIR /w\nCOPY a.txt .\nCOPY a.txt b.txt\nCOPY a.txt /w\nCOPY a.txt /x/\nCOPY /d ./d\n"
+    recipe = parse_dockerfile(text, tmp_path)[0]
+    assert recipe.files == {"/w/a.txt": "a", "/w/b.txt": "a", "/x/a.txt": "a", "/w/d/run": "#!/bin/sh\r\n"}
+    assert recipe.setup.endswith("chmod 755 /w/d/run")
+    (tmp_path / "d/secret").symlink_to("/etc/passwd")
+    with pytest.raises(ImageError, match=r"line 7: COPY takes files .* d/secret"):
+        parse_dockerfile(text, tmp_path)
+    (tmp_path / "d/secret").unlink()
+    (tmp_path / "d/binary").write_bytes(b"\xff")
+    with pytest.raises(ImageError, match=r"COPY takes texts in UTF-8, got d/binary"):
+        parse_dockerfile(text, tmp_path)
+    (tmp_path / ".dockerignore").write_text("d")
+    with pytest.raises(ImageError, match=r"\.dockerignore"):
+        parse_dockerfile(text, tmp_path)
+
+
+@given(st.text("FROMdebianRUNVAG =$'\"\\{}:-+;&<>#\n/.\0é", max_size=60))
+def test_any_text_is_a_dockerfile_or_refused(text):
+    for dockerfile in (text, f"FROM debian\nENV {text}", f"FROM debian\nRUN apt-get install {text}"):
+        with contextlib.suppress(ImageError):
+            parse_dockerfile(dockerfile)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +136,23 @@ def test_dockerfile(tmp_path):
         ("FROM debian\nVOLUME /x", "line 2: VOLUME"),
         ("FROM debian\nUSER app", "line 2: USER"),
         ("FROM debian\nRUN pip install -r requirements.txt", "takes package names"),
-        ("FROM debian\nRUN --mount=type=cache true", "RUN with options"),
+        ("FROM debian\nRUN --mount=type=cache true", "with options"),
         ("FROM debian\nCOPY ../x /x", "not in the context"),
         ("FROM debian\nFROM debian", "FROM must be once"),
+        ("FROM", "FROM must be once"),
+        ("FROM debian\nENV A='x", "line 2: expected an end of what ' begins"),
+        ("FROM debian\nENV A=1 B", "line 2: ENV takes NAME=value"),
+        ("FROM debian\nENV A=${B:?x}", r"line 2: expected \$NAME"),
+        ("FROM debian\nRUN", "line 2: RUN with nothing"),
+        ("FROM debian\nRUN cat <<E > /x\nUSER root\nE", "line 2: RUN with nothing, with options, here"),
+        ("FROM debian\nRUN apt-get update; apt-get install -y git", "line 2: expected packages .* got ';'"),
+        ("FROM debian\nRUN apt-get install -y git || true", "a command of its own"),
+        ("FROM debian\nRUN apt-get install -t sid git", "install takes package names here, got -t"),
+        ("FROM debian\nRUN pip install --target /x y", "got --target"),
+        ("FROM debian\nRUN pip install git+https://x/y", "takes package names"),
+        ("# escape=`\nFROM debian", "line 1: .* not supported"),
+        ("FROM debian\nWORKDIR", "line 2: WORKDIR"),
+        ('FROM debian\nCOPY ["a", "b"]', "COPY takes one source"),
     ],
 )
 def test_what_a_dockerfile_may_not_say(text, message, tmp_path):

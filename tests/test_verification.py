@@ -11,7 +11,7 @@ from rl.environments.sandbox import SandboxError, SandboxLost
 from rl.tasks.check import check
 from rl.tasks.task import Task, TaskError, Verifier
 from rl.tasks.verification import Verdict, Verdicts, apply, verify
-from rl.tasks.workspace import Entry, WorkLost, difference, tree
+from rl.tasks.workspace import Entry, WorkLost, difference, recipe_of, tree
 from tests.task_cases import BUGGY, FIXED, HACKS, SHOP, SLOW_HACKS, paid, sandboxes  # noqa: F401
 
 FILE = "shop/price.py"
@@ -41,8 +41,7 @@ git add -A; git commit -qm base; git checkout -qb fix; sed -i 's/prices.0./sum(p
 git tag fixed; git remote add origin https://example.com/x; git checkout -q -; echo x >> shop/price.py; git stash -q; git gc -q
 mkdir -p old/__pycache__ sub; git init -q sub; echo x > old/__pycache__/a.pyc
 """
-    root = sandboxes.root(SHOP)
-    with sandboxes.backend.create(sandboxes._spec(SHOP, root)) as sandbox:
+    with sandboxes.backend.create(sandboxes._spec(SHOP, *sandboxes.root(SHOP))) as sandbox:
         for path, data in SHOP.files.items():
             if path.startswith("environment/workspace/"):
                 sandbox.write("/workspace/" + path.removeprefix("environment/workspace/"), data)
@@ -110,6 +109,16 @@ def test_changes_apply_where_there_is_no_git(sandboxes):  # noqa: F811
         sandbox.write("/workspace/shop/price.py", BUGGY.encode())
         assert apply(sandbox, "/workspace", difference(before, after), has_git=False) == ""
         assert tree(sandbox, "/workspace") == after
+
+
+def test_a_sandbox_has_the_environment_of_its_image(sandboxes, monkeypatch):  # noqa: F811
+    dockerfile = {"environment/Dockerfile": b"FROM debian\nENV A=1 B=2\n"}
+    recipe, env = recipe_of(replace(SHOP, files=dockerfile))
+    assert (recipe.debian, env) == ((), {"A": "1", "B": "2"})
+    made = recipe_of(SHOP)[0], env
+    monkeypatch.setattr("rl.tasks.workspace.recipe_of", lambda task: made)
+    with sandboxes.start(replace(SHOP, environment=replace(SHOP.environment, env={"B": "3"}))) as sandbox:
+        assert sandbox.exec("echo $A $B").stdout == b"1 3\n"
 
 
 def test_names_that_no_path_here_can_have_are_no_failure_of_the_machinery(sandboxes):  # noqa: F811

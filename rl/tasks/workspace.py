@@ -64,19 +64,23 @@ class Base:
     snapshot: Snapshot
     tree: Tree
     has_git: bool
+    env: Mapping[str, str]  # of the image
 
 
 class WorkLost(Exception):
     """The work directory cannot be read, by the agent's own doing: there is no change to grade."""
 
 
-def recipe_of(task: Task) -> Recipe:
-    """The image's recipe: environment/recipe.toml (`base = "machine"`, "git" or absent, and Recipe's fields), or a Dockerfile."""
+def recipe_of(task: Task) -> tuple[Recipe, dict[str, str]]:
+    """The image's recipe and its environment.
+
+    From environment/recipe.toml (`base = "machine"`, "git" or absent, and Recipe's fields), or environment/Dockerfile.
+    """
     if text := task.files.get("environment/recipe.toml"):
         try:
             fields = tomllib.loads(text.decode())
             base = vars(IN_IMAGE[fields.pop("base")] if "base" in fields else Recipe())
-            return Recipe(**(base | {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}))
+            return Recipe(**(base | {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})), {}
         except (ValueError, KeyError, TypeError) as error:
             raise TaskError(f"{task.name}: environment/recipe.toml: {type(error).__name__}: {error}") from None
     if text := task.files.get("environment/Dockerfile"):
@@ -86,7 +90,7 @@ def recipe_of(task: Task) -> Recipe:
                     place = Path(context, path.removeprefix("environment/"))
                     place.parent.mkdir(parents=True, exist_ok=True)
                     place.write_bytes(data)
-            return parse_dockerfile(text.decode(), Path(context))[0]
+            return parse_dockerfile(text.decode(), Path(context))[:2]
     raise TaskError(f"{task.name}: expected environment/recipe.toml or environment/Dockerfile; there is no image hub")
 
 
@@ -100,17 +104,17 @@ class Sandboxes:
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def root(self, task: Task) -> Path | Snapshot:
-        """The image's directory; TaskError where the task does not say how it is made."""
+    def root(self, task: Task) -> tuple[Path | Snapshot, Mapping[str, str]]:
+        """The image's directory and its environment; TaskError where the task does not say how it is made."""
         if task.environment.image:
             if task.environment.image not in self.roots:
                 raise TaskError(f"{task.name}: no image {task.environment.image!r} is here; there is no image hub")
-            return self.roots[task.environment.image]
-        recipe = recipe_of(task)
+            return self.roots[task.environment.image], {}
+        recipe, env = recipe_of(task)
         key = repr(recipe)
         if key not in self._recipes:
             self._recipes[key] = self.images.build(recipe)
-        return self._recipes[key]
+        return self._recipes[key], env
 
     def base(self, task: Task) -> Base:
         """The task's prepared work directory."""
@@ -137,7 +141,8 @@ class Sandboxes:
         """A fresh sandbox with the task's base in its work directory: no tests, no solution."""
         for _ in range(3):
             try:
-                return self.backend.create(self._spec(task, self.base(task).snapshot, lease_s))
+                base = self.base(task)
+                return self.backend.create(self._spec(task, base.snapshot, base.env, lease_s))
             except SnapshotError:  # forgotten between the two
                 continue
         raise SnapshotError(f"{task.name}: its base is forgotten as soon as it is made")
@@ -146,19 +151,20 @@ class Sandboxes:
         """What an agent changed in its sandbox, as a patch; WorkLost where it made its work directory unreadable."""
         return difference(self.base(task).tree, tree(sandbox, task.environment.workdir))
 
-    def _spec(self, task: Task, image: Path | Snapshot, lease_s: float = 600.0) -> SandboxSpec:
+    def _spec(self, task: Task, image: Path | Snapshot, env: Mapping[str, str], lease_s: float = 600.0) -> SandboxSpec:
         e = task.environment
         limits = Limits(
             memory_bytes=(e.memory_mb or 1024) << 20,
             disk_bytes=(e.storage_mb or 512) << 20,
             cpus=e.cpus or 1.0,
         )
-        return SandboxSpec(image, limits, env=e.env, lease_s=lease_s)
+        return SandboxSpec(image, limits, env={**env, **e.env}, lease_s=lease_s)
 
     def _prepare(self, task: Task) -> Base:
         workdir = task.environment.workdir
         files = {path.removeprefix(WORKSPACE): data for path, data in task.files.items() if path.startswith(WORKSPACE)}
-        with self.backend.create(self._spec(task, self.root(task))) as sandbox:
+        root, env = self.root(task)
+        with self.backend.create(self._spec(task, root, env)) as sandbox:
             command = ["sh", "-c", PREPARE, "sh", workdir]
             done = sandbox.exec(command, stdin=packed(files), timeout_s=task.environment.build_timeout_sec)
             if not done.ok:
@@ -169,7 +175,7 @@ class Sandboxes:
                 if not done.ok:
                     raise TaskError(f"{task.name}: environment/setup.sh ended with {done.exit_code}: {done.text[-500:]}")
             found = tree(sandbox, workdir)
-            return Base(sandbox.snapshot(), found, has_git)
+            return Base(sandbox.snapshot(), found, has_git, env)
 
     def close(self) -> None:
         with self._lock:
