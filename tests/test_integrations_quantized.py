@@ -84,6 +84,27 @@ def test_quantized_models_keep_only_the_copies_and_generate(family, format, prom
     assert torch.equal(generated, reference)
 
 
+@families
+def test_l23_scales_lie_as_their_weights_in_both_orientations(family):
+    """Non-square experts, (E, O, C) and (E, C, O) in the model: every element comes back within one step of E4M3 (1/8 below its
+    power of two, 2^-9 of the block's scale), which it does not where values or scales of another row or block are taken."""
+    model = model_of(family, BF16)
+    layers = experts_of(model)
+    sources = [{name: getattr(e, name).detach().float() for name in ("gate_up_proj", "down_proj")} for e in layers]
+    quantize_model_(model, "mxfp8")
+    for experts, source in zip(layers, sources, strict=True):
+        for name, w in source.items():
+            w = w.transpose(1, 2) if FAMILIES[family].transposed else w
+            E, O, C = w.shape
+            assert O != C
+            blocks = F.pad(w, (0, -C % 32)).view(E, O, -1, 32)
+            scale = torch.exp2(torch.floor(torch.log2(blocks.abs().amax(-1, keepdim=True))) - 8)
+            step = torch.maximum(blocks.abs() / 8, scale * 2**-9).reshape(E, O, -1)[..., :C]
+            back = getattr(experts, name)().dequantize(backend="reference").float()
+            assert back.shape == w.shape
+            assert ((back - w).abs() <= step).all()
+
+
 def test_mxmoe_on_quantized_weights_keeps_activations_in_bf16():
     for family in ("qwen3_moe", "gpt_oss"):
         experts = experts_of(model_of(family, BF16))[0]
