@@ -3,7 +3,8 @@
     make rl-ablations         # or python -m benchmarks.rl_runs [--seeds 3] [--only demo] [--run-dir runs/rl-runs]
 
 Every run is `python -m rl train` on the demo's base and tasks, in real sandboxes. The ablations are half as long as the demo. The
-same command goes on after an interruption. Numbers are in benchmarks/results/rl-runs.json, the picture is docs/rl-ablations.png.
+same command goes on after an interruption, on another machine too: what benchmarks/results/rl-runs.json holds is not run again, so
+remove it to begin anew. The picture is docs/rl-ablations.png.
 """
 
 import argparse
@@ -62,6 +63,12 @@ class Experiment:
     def recipe(self) -> BaseRecipe:
         return replace(BaseRecipe(), pretrain_steps=self.pretrain_steps)
 
+    @property
+    def described(self) -> dict:
+        """As the record of a run has it."""
+        values = {name: value for name, value in self.values.items() if name != "run_dir"}
+        return {"name": self.name, "seed": self.seed, "values": values, "pretrain_steps": self.pretrain_steps}
+
 
 def plan(seeds: int) -> list[Experiment]:
     """The demo first, then the budgets of pretraining, then the variants."""
@@ -73,20 +80,24 @@ def plan(seeds: int) -> list[Experiment]:
     return found
 
 
+def missing(directory: Path, experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Those without a record."""
+    records = collect(directory)["runs"]
+    return [e for e in experiments if not any(e.described.items() <= record.items() for record in records)]
+
+
 def work(directory: Path, experiments: Sequence[Experiment]) -> None:
-    """Makes the runs that are not finished."""
+    """Makes the runs, one after the other."""
     for experiment in experiments:
         run_dir = directory / experiment.title
-        if (run_dir / "record.json").exists():
-            continue
         print(f"{experiment.title}: begins", flush=True)
         base = make_base(directory / "bases", experiment.recipe, on_progress=progress)
         command = [sys.executable, "-m", "rl", "train", "--run-dir", str(run_dir)]
         if (run_dir / "state.json").exists():
             command += ["--resume"]
         else:
-            values = experiment.values | {"seed": experiment.seed, "base": base, "cache_dir": directory / "cache"}
-            values.pop("run_dir", None)
+            values = experiment.described["values"]
+            values |= {"seed": experiment.seed, "base": base, "cache_dir": directory / "cache"}
             command += [option_of(name, value) for name, value in values.items()]
         subprocess.run(command, check=True)
         write_record(run_dir, experiment, base)
@@ -106,13 +117,9 @@ def write_record(run_dir: Path, experiment: Experiment, base: Path) -> None:
     before, after = (json.loads((run_dir / "evaluations" / f"{name}.json").read_text()) for name in ("before", "after"))
     steps = [record for record in read_metrics(run_dir / "metrics.jsonl") if "reward" in record]
     gains = gain(before, after)
-    record = {
-        "name": experiment.name,
-        "seed": experiment.seed,
+    record = experiment.described | {
         "commit": machine.commit(),
         "machine": machine.describe(),
-        "values": {name: value for name, value in experiment.values.items() if name != "run_dir"},
-        "pretrain_steps": experiment.pretrain_steps,
         "base_seconds": json.loads((base / "base.json").read_text())["seconds"],
         "loop_seconds": math.fsum(step["samples"] / step["samples_per_s"] for step in steps),
         "samples": sum(step["samples"] for step in steps),
@@ -145,8 +152,10 @@ def heldout_loss(base: Path, count: int = 200) -> float:
 
 
 def collect(directory: Path) -> dict:
-    """All finished runs' records."""
-    return {"command": COMMAND, "runs": [json.loads(path.read_text()) for path in sorted(directory.glob("*/record.json"))]}
+    """All finished runs' records: those of the results, and those in the directory, which replace older ones."""
+    stored = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    found = [json.loads(path.read_text()) for path in sorted(directory.glob("*/record.json"))]
+    return {"command": COMMAND, "runs": list({(run["name"], run["seed"]): run for run in stored + found}.values())}
 
 
 def by_name(results: dict) -> dict[str, list[dict]]:
@@ -183,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--collect", action="store_true", help="only write the numbers of the runs that are finished")
     arguments = parser.parse_args(argv)
     if not arguments.collect:
-        work(arguments.run_dir, [e for e in plan(arguments.seeds) if arguments.only in e.title])
+        work(arguments.run_dir, missing(arguments.run_dir, [e for e in plan(arguments.seeds) if arguments.only in e.title]))
     results = collect(arguments.run_dir)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{len(results['runs'])} runs in {RESULTS}")

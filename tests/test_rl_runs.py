@@ -38,6 +38,20 @@ def test_every_run_has_a_name_of_its_own_and_options_that_the_command_takes():
         assert set(e.values) <= {f.name for f in fields(RunConfig)}
 
 
+def test_what_is_recorded_here_or_in_the_results_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(rl_runs, "RESULTS", tmp_path / "rl-runs.json")
+    experiments = rl_runs.plan(2)
+    assert rl_runs.missing(tmp_path, experiments) == experiments
+    first, second, third = (json.loads(json.dumps(e.described)) for e in experiments[:3])
+    changed = first["values"] | {"steps": first["values"]["steps"] + 1}
+    rl_runs.RESULTS.write_text(json.dumps({"command": rl_runs.COMMAND, "runs": [first | {"values": changed}, second]}))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text(json.dumps(third | {"commit": "abc"}))
+    assert rl_runs.missing(tmp_path, experiments) == [experiments[0], *experiments[3:]]
+    (tmp_path / "run" / "record.json").write_text(json.dumps(first | {"commit": "abc"}))
+    assert rl_runs.collect(tmp_path)["runs"] == [first | {"commit": "abc"}, second]
+
+
 def test_bars_read_what_was_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(rl_runs, "RESULTS", tmp_path / "rl-runs.json")
     with pytest.raises(NotMeasured, match="was not run"):
